@@ -1,0 +1,75 @@
+// A plan: how one problem runs on one machine within a budget. Pure: same inputs, same plan; no device is touched.
+//
+// Two dials (docs/design.md): C rows of a chunk, and f, the share of a chunk's exponentials that pass 1 keeps for
+// pass 2. B is the vocabulary block. Every published strategy is a setting of these.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "contract/problem.hpp"
+
+namespace logitless::plan {
+
+// How a target multiplies: shapes of its register tile and panels, and what a candidate costs there.
+struct Machine {
+  const char* target = "scalar";  // name of the CPU target
+  int threads = 1;
+  std::int64_t leaf = 256;     // columns of a statistics leaf = columns of a macro tile
+  std::int64_t tile_rows = 4;  // MR, rows of the register tile
+  std::int64_t k_step = 16;    // K granularity of packed panels, in elements
+  bool bf16_products = false;  // products take bf16 operands when X and W are bf16
+  std::int64_t macro_rows = 96;      // rows of a macro tile
+  double f32_gflops = 50.0;          // per thread; tuning data, used only for predictions
+  double bf16_gflops = 0.0;          // per thread, when bf16_products
+  double memory_gbytes = 20.0;       // all threads
+};
+
+// Where kept exponentials live.
+enum class Keep : std::int32_t { none = 0, workspace = 1, inside_dw = 2 };
+
+// One buffer of the ledger, in the order in which the workspace is laid out.
+struct Buffer {
+  const char* name;
+  contract::DType dtype;
+  std::int64_t shape[3];
+  std::int64_t offset;  // bytes from the workspace's 64-byte aligned start
+  std::int64_t bytes;
+  std::int64_t padding;  // bytes of `bytes` that alignment or tile padding may leave untouched
+};
+
+struct Plan {
+  contract::Problem problem;
+  Machine machine;
+  std::int64_t chunk = 0;        // C
+  std::int64_t block = 0;        // B
+  std::int64_t blocks = 0;       // ceil(V / B)
+  std::int64_t kept_blocks = 0;  // blocks of a chunk whose exponentials are kept
+  Keep keep = Keep::none;
+  std::int64_t group = 1;  // keep inside dW: blocks that share the bytes of their dW rows
+  bool bf16_products = false;
+  contract::DType e_dtype = contract::DType::none;  // storage of kept exponentials
+  double share = 0.0;                               // f
+  double flops = 0.0;
+  double predicted_seconds = 0.0;
+  std::int64_t workspace_bytes = 0;
+  std::vector<Buffer> ledger;
+  std::vector<std::string> rejected;  // "setting: reason", a line each
+
+  const Buffer* find(const char* name) const;
+  std::string text() const;
+  std::string json() const;
+};
+
+// Takes the least predicted time among the settings within the budget. When none fits, the returned plan has
+// chunk 0 and workspace_bytes = the least that any setting needs.
+Plan make_plan(const contract::Problem& problem, const Machine& machine);
+// The same with the dials given (0: free): for tests and benchmarks. keep < 0: free.
+struct Dials {
+  std::int64_t chunk = 0, block = 0, kept_blocks = -1;
+  int keep = -1;
+};
+Plan make_plan(const contract::Problem& problem, const Machine& machine, const Dials& dials);
+
+}  // namespace logitless::plan
