@@ -39,6 +39,9 @@ function(logitless_compile target)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow
                          $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    target_compile_options(${target} PRIVATE -Wno-restrict)  # false alarms on "text" + std::string, GCC bug 105651
+  endif()
   if("STRICT" IN_LIST ARGN)
     target_compile_options(${target} PRIVATE -Wconversion -Wno-sign-conversion)
   endif()
