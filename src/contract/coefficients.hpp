@@ -9,16 +9,17 @@
 #include "contract/statistics.hpp"
 
 namespace logitless::contract {
+inline namespace LL_ISA {
 
 template <class F>
 struct RowResult {
-  F m;        // reference
-  F log_s;    // log of s = sum_j exp(z_j - m)
-  F inv_s;    // 1 / s
-  F q;        // 1 - p_y
-  F nll;      // -log p_y
-  F k;        // sum_j (z_j - m)
-  bool bad;   // all -inf, or a +inf or NaN somewhere: the row has no distribution
+  F m;       // reference
+  F log_s;   // log of s = sum_j exp(z_j - m)
+  F inv_s;   // 1 / s
+  F q;       // 1 - p_y
+  F nll;     // -log p_y
+  F k;       // sum_j (z_j - m)
+  bool bad;  // all -inf, or a +inf or NaN somewhere: the row has no distribution
 
   LL_HD F lse() const { return m + log_s; }
 };
@@ -60,8 +61,8 @@ LL_HD inline F loss_of(RowResult<F> const& row, F alpha, F vocab) {
 
 template <class F>
 struct RowCoefficients {
-  F a;        // of p_j
-  F c;        // constant of every class (the smoothing term)
+  F a;          // of p_j
+  F c;          // constant of every class (the smoothing term)
   F at_target;  // D_y + c: the target's entry before the constant
 };
 
@@ -87,4 +88,5 @@ LL_HD inline double uniform_smoothing_of_others(double alpha, double vocab) {
   return LL_MUTATE(18, alpha * vocab / (vocab - 1.0), alpha);
 }
 
+}  // namespace LL_ISA
 }  // namespace logitless::contract

@@ -8,6 +8,7 @@
 #include "contract/numeric.hpp"
 
 namespace logitless::contract {
+inline namespace LL_ISA {
 
 // F is float, double or a vector of floats (with operators, maximum, if_equal, exp2_of found by argument).
 template <class F>
@@ -52,4 +53,5 @@ LL_HD inline RowStatistics<F> absorb_target(RowStatistics<F> a, F z) {
   return merge(a, RowStatistics<F>{z, F(0.0F), if_equal(z, F(-INFINITY), F(-INFINITY), F(0.0F)), F(1.0F)});
 }
 
+}  // namespace LL_ISA
 }  // namespace logitless::contract

@@ -16,14 +16,15 @@ namespace logitless::plan {
 struct Machine {
   const char* target = "scalar";  // name of the CPU target
   int threads = 1;
-  std::int64_t leaf = 256;     // columns of a statistics leaf = columns of a macro tile
-  std::int64_t tile_rows = 4;  // MR, rows of the register tile
-  std::int64_t k_step = 16;    // K granularity of packed panels, in elements
-  bool bf16_products = false;  // products take bf16 operands when X and W are bf16
-  std::int64_t macro_rows = 96;      // rows of a macro tile
-  double f32_gflops = 50.0;          // per thread; tuning data, used only for predictions
-  double bf16_gflops = 0.0;          // per thread, when bf16_products
-  double memory_gbytes = 20.0;       // all threads
+  std::int64_t leaf = 256;          // columns of a statistics leaf = columns of a macro tile
+  std::int64_t tile_rows = 4;       // MR, rows of the register tile
+  std::int64_t bf16_tile_rows = 0;  // the same for bf16 products
+  std::int64_t k_step = 16;         // K granularity of packed panels, in elements
+  bool bf16_products = false;       // products take bf16 operands when X and W are bf16
+  std::int64_t macro_rows = 96;     // rows of a macro tile
+  double f32_gflops = 50.0;         // per thread; tuning data, used only for predictions
+  double bf16_gflops = 0.0;         // per thread, when bf16_products
+  double memory_gbytes = 20.0;      // all threads
 };
 
 // Where kept exponentials live.

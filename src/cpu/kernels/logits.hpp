@@ -1,0 +1,84 @@
+// Given logits, one row at a time: leaf statistics straight from the stored logits, the same merge tree over leaves,
+// and the row of D from the kept exponentials (one exponential an element) or from the logits again. The row is read
+// from memory once; its exponentials stay in the L2 cache (fp32, V * 4 bytes).
+#pragma once
+
+namespace logitless::cpu::LL_ISA {
+
+inline float logits_row(const void* z, contract::DType dtype, std::int64_t vocab, std::int64_t target, bool want_k,
+                        float* m, float* r, float* k, float* e) {
+  float z_y = 0.0F;
+  with_storage(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    auto const* s = static_cast<const T*>(z);
+    alignas(64) float buffer[leaf_columns];
+    for (std::int64_t j0 = 0, l = 0; j0 < vocab; j0 += leaf_columns, ++l) {
+      std::int64_t const n = std::min(leaf_columns, vocab - j0);
+      for (std::int64_t i = 0; i < n * static_cast<std::int64_t>(sizeof(T)); i += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(s + j0) + 6144 + i);
+      for_lanes(n, [&](std::int64_t i, int count) { load_some(s + j0 + i, count, 0.0F).store(buffer + i); });
+      std::int64_t const here = target - j0;
+      bool const mine = here >= 0 && here < n;
+      LeafResult const leaf_result = leaf(buffer, n, mine ? here : -1, want_k);
+      if (mine) z_y = leaf_result.z_y;
+      m[l] = leaf_result.m;
+      r[l] = leaf_result.r;
+      k[l] = leaf_result.k;
+      if (e != nullptr)
+        for_lanes(n, [&](std::int64_t i, int count) { store_some(F32::load(buffer + i), e + j0 + i, count); });
+    }
+  });
+  return z_y;
+}
+
+inline LeafResult merge_leaves(float* m, float* r, float* k, float* n, std::int64_t leaves, std::int64_t vocab) {
+  for (std::int64_t l = 0; l < leaves; ++l) n[l] = static_cast<float>(std::min(leaf_columns, vocab - l * leaf_columns));
+  for (std::int64_t count = leaves; count > 1; count = (count + 1) / 2) {
+    std::int64_t const half = (count + 1) / 2;
+    for (std::int64_t l = 0; l + half < count; l += F32::lanes) {
+      int const some = static_cast<int>(std::min<std::int64_t>(F32::lanes, count - half - l));
+      auto load = [&](std::int64_t at) {
+        return contract::RowStatistics<F32>{load_some(m + at, some, -INFINITY), load_some(r + at, some, 0.0F),
+                                            load_some(k + at, some, 0.0F), load_some(n + at, some, 0.0F)};
+      };
+      auto const both = contract::merge(load(l), load(l + half));
+      store_some(both.m, m + l, some);
+      store_some(both.r, r + l, some);
+      store_some(both.k, k + l, some);
+      store_some(both.n, n + l, some);
+    }
+  }
+  return {m[0], r[0], k[0], 0.0F};
+}
+
+inline void logits_gradient(const float* e, const float* leaf_m, std::int64_t vocab, float m, float a_over_s, float c,
+                            void* d, contract::DType dtype) {
+  with_storage(dtype, [&](auto tag) {
+    auto* out = static_cast<decltype(tag)*>(d);
+    F32 const shift(c);
+    for (std::int64_t j0 = 0, l = 0; j0 < vocab; j0 += leaf_columns, ++l) {
+      std::int64_t const n = std::min(leaf_columns, vocab - j0);
+      F32 const scale(a_over_s * contract::exp2_of(contract::exponent(leaf_m[l], m)));
+      for_lanes(n, [&](std::int64_t i, int count) {
+        store_some(contract::element(load_some(e + j0 + i, count, 0.0F), scale, shift), out + j0 + i, count);
+      });
+    }
+  });
+}
+
+inline void logits_gradient_again(const void* z, contract::DType z_dtype, std::int64_t vocab, float m, float a_over_s,
+                                  float c, void* d, contract::DType dtype) {
+  F32 const reference(m), scale(a_over_s), shift(c);
+  with_storage(z_dtype, [&](auto z_tag) {
+    auto const* s = static_cast<const decltype(z_tag)*>(z);
+    with_storage(dtype, [&](auto d_tag) {
+      auto* out = static_cast<decltype(d_tag)*>(d);
+      for_lanes(vocab, [&](std::int64_t i, int count) {
+        F32 const e = exp2_of(contract::exponent(load_some(s + i, count, 0.0F), reference));
+        store_some(contract::element(e, scale, shift), out + i, count);
+      });
+    });
+  });
+}
+
+}  // namespace logitless::cpu::LL_ISA

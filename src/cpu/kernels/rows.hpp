@@ -1,0 +1,185 @@
+// Work on rows of fp32: leaf statistics with exponentials in place, storing and decoding kept exponentials, the merge
+// of leaves in a fixed tree, and the writing of gradients. Written once on F32, the target's vector (LL_ISA names it).
+// One exponential an element; a leaf is 1 KiB, so its three passes stay in the L1 cache.
+#pragma once
+
+namespace logitless::cpu::LL_ISA {
+
+// Calls body(i, n): n = lanes for whole vectors, fewer for the tail.
+template <class Body>
+inline void for_lanes(std::int64_t n, Body body) {
+  std::int64_t i = 0;
+  for (; i + F32::lanes <= n; i += F32::lanes) body(i, F32::lanes);
+  if (i < n) body(i, static_cast<int>(n - i));
+}
+
+template <class T>
+inline F32 load_some(const T* p, int n, float fill = 0.0F) {
+  if (n == F32::lanes) return F32::load(p);
+  alignas(64) float buffer[F32::lanes];
+  alignas(64) T raw[F32::lanes] = {};
+  std::memcpy(raw, p, static_cast<std::size_t>(n) * sizeof(T));
+  F32::load(raw).store(buffer);
+  for (int i = n; i < F32::lanes; ++i) buffer[i] = fill;
+  return F32::load(buffer);
+}
+
+template <class T>
+inline void store_some(F32 x, T* p, int n) {
+  if (n == F32::lanes) return x.store(p);
+  alignas(64) T raw[F32::lanes];
+  x.store(raw);
+  std::memcpy(p, raw, static_cast<std::size_t>(n) * sizeof(T));
+}
+
+// Resolves a storage type once, outside every loop.
+template <class Body>
+inline void with_storage(contract::DType dtype, Body body) {
+  switch (dtype) {
+    case contract::DType::bf16: return body(bf16{});
+    case contract::DType::f16: return body(f16{});
+    default: return body(float{});
+  }
+}
+
+inline void pad(float* z, std::int64_t n, float fill) {
+  for (std::int64_t i = n; i % 64 != 0; ++i) z[i] = fill;
+}
+
+// z[0, n) -> exp(z - m), 0 at the target; see table.hpp. Padding holds 0 afterwards.
+inline LeafResult leaf(float* z, std::int64_t n, std::int64_t target, bool want_k) {
+  pad(z, n, -INFINITY);
+  constexpr int step = 4 * F32::lanes;
+  F32 top[4] = {F32(-INFINITY), F32(-INFINITY), F32(-INFINITY), F32(-INFINITY)};
+  for (std::int64_t i = 0; i < n; i += step)
+    for (int u = 0; u < 4; ++u) top[u] = maximum(F32::load(z + i + u * F32::lanes), top[u]);
+  LeafResult out;
+  out.m = max_of(maximum(maximum(top[0], top[1]), maximum(top[2], top[3])));
+  // A leaf without a finite logit: any reference gives exponentials of 0.
+  F32 const m(out.m == -INFINITY ? 0.0F : out.m);
+  out.k = 0.0F;
+  if (want_k) {
+    F32 sum(0.0F);
+    for_lanes(n, [&](std::int64_t i, int count) {
+      // Padding counts as the reference itself; masked classes give -inf.
+      sum = sum + (load_some(z + i, count, out.m == -INFINITY ? 0.0F : out.m) - m);
+    });
+    out.k = sum_of(sum);
+  }
+  out.z_y = 0.0F;
+  if (target >= 0) {
+    out.z_y = z[target];
+    z[target] = -INFINITY;
+  }
+  F32 sum[4] = {F32(0.0F), F32(0.0F), F32(0.0F), F32(0.0F)};
+  for (std::int64_t i = 0; i < n; i += step) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) {
+      F32 const e = exp2_of(contract::exponent(F32::load(z + i + u * F32::lanes), m));
+      e.store(z + i + u * F32::lanes);
+      sum[u] = sum[u] + e;
+    }
+  }
+  out.r = sum_of((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  return out;
+}
+
+inline void store(const float* e, std::int64_t n, float factor, void* dst, contract::DType dtype) {
+  with_storage(dtype, [&](auto tag) {
+    auto* d = static_cast<decltype(tag)*>(dst);
+    F32 const f(factor);
+    for_lanes(n, [&](std::int64_t i, int count) { store_some(load_some(e + i, count) * f, d + i, count); });
+  });
+}
+
+inline void decode(const void* e, contract::DType dtype, std::int64_t n, float scale, float c, float* d) {
+  with_storage(dtype, [&](auto tag) {
+    auto const* s = static_cast<const decltype(tag)*>(e);
+    F32 const f(scale), shift(c);
+    for_lanes(n, [&](std::int64_t i, int count) {
+      store_some(contract::element(load_some(s + i, count), f, shift), d + i, count);
+    });
+  });
+}
+
+inline void recompute(float* z, std::int64_t n, float m, float scale, float c) {
+  F32 const reference(m), f(scale), shift(c);
+  for_lanes(n, [&](std::int64_t i, int count) {
+    F32 const e = exp2_of(contract::exponent(load_some(z + i, count), reference));
+    store_some(contract::element(e, f, shift), z + i, count);
+  });
+}
+
+inline void accumulate(float* acc, const float* x, std::int64_t n, float factor, bool add) {
+  F32 const f(factor);
+  if (add) {
+    for_lanes(n, [&](std::int64_t i, int count) {
+      store_some(fma(load_some(x + i, count), f, load_some(acc + i, count)), acc + i, count);
+    });
+  } else {
+    for_lanes(n, [&](std::int64_t i, int count) { store_some(load_some(x + i, count) * f, acc + i, count); });
+  }
+}
+
+inline void write(void* dst, contract::DType dtype, const float* x, std::int64_t n, bool add, float shift,
+                  const float* y) {
+  with_storage(dtype, [&](auto tag) {
+    auto* d = static_cast<decltype(tag)*>(dst);
+    F32 const minus(-shift);
+    for_lanes(n, [&](std::int64_t i, int count) {
+      F32 value = load_some(x + i, count);
+      if (y != nullptr) value = fma(minus, load_some(y + i, count), value);
+      if (add) value = load_some(d + i, count) + value;
+      store_some(value, d + i, count);
+    });
+  });
+}
+
+inline void add_source(float* acc, const void* x, contract::DType dtype, std::int64_t n, float factor) {
+  with_storage(dtype, [&](auto tag) {
+    auto const* s = static_cast<const decltype(tag)*>(x);
+    F32 const f(factor);
+    for_lanes(n, [&](std::int64_t i, int count) {
+      store_some(fma(load_some(s + i, count), f, load_some(acc + i, count)), acc + i, count);
+    });
+  });
+}
+
+using VectorStatistics = contract::RowStatistics<F32>;
+
+// One level of the tree pairs entry i with entry i + half: the same order whatever is done in lanes.
+inline void merge_rows(const float* m, const float* r, const float* k, std::int64_t leaves, std::int64_t stride,
+                       std::int64_t vocab, std::int64_t i0, std::int64_t i1, float* m_out, float* r_out, float* k_out,
+                       float* scratch) {
+  constexpr int lanes = F32::lanes;
+  auto entry = [&](std::int64_t l) { return scratch + l * 4 * lanes; };
+  auto load = [&](std::int64_t l) {
+    const float* e = entry(l);
+    return VectorStatistics{F32::load(e), F32::load(e + lanes), F32::load(e + 2 * lanes), F32::load(e + 3 * lanes)};
+  };
+  auto save = [&](std::int64_t l, VectorStatistics const& s) {
+    float* e = entry(l);
+    s.m.store(e);
+    s.r.store(e + lanes);
+    s.k.store(e + 2 * lanes);
+    s.n.store(e + 3 * lanes);
+  };
+  for (std::int64_t i = i0; i < i1; i += lanes) {
+    int const count = static_cast<int>(std::min<std::int64_t>(lanes, i1 - i));
+    for (std::int64_t l = 0; l < leaves; ++l) {
+      auto const columns = static_cast<float>(std::min(leaf_columns, vocab - l * leaf_columns));
+      save(l, {load_some(m + l * stride + i, count), load_some(r + l * stride + i, count),
+               k != nullptr ? load_some(k + l * stride + i, count) : F32(0.0F), F32(k != nullptr ? columns : 0.0F)});
+    }
+    for (std::int64_t n = leaves; n > 1; n = (n + 1) / 2) {
+      std::int64_t const half = (n + 1) / 2;
+      for (std::int64_t l = 0; l + half < n; ++l) save(l, contract::merge(load(l), load(l + half)));
+    }
+    VectorStatistics const all = load(0);
+    store_some(all.m, m_out + i, count);
+    store_some(all.r, r_out + i, count);
+    if (k != nullptr) store_some(all.k, k_out + i, count);
+  }
+}
+
+}  // namespace logitless::cpu::LL_ISA

@@ -1,0 +1,538 @@
+// Linear cross-entropy on the CPU: X [R,H], W [V,H], y [R] -> loss, dX [R,H], dW [V,H]; D and the logits exist only as
+// macro tiles of 96 x 256 fp32 in the L2 cache and as one vocabulary block of C x B operands.
+//
+// For each chunk of C kept rows: pass 1 walks leaves of 256 columns (a task packs W's leaf and multiplies all rows by
+// it), leaving (m, r, k) of each leaf and, where the plan pays, exponentials. O(C) arithmetic makes losses and
+// coefficients. Pass 2 walks blocks of B columns: D of the block from kept exponentials or multiplied out again, then
+// dX += D W and dW = D^T X. Tasks never share an output element, so bits do not depend on the number of threads.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "cpu/rows.hpp"
+
+namespace logitless::cpu {
+namespace {
+
+using contract::Call;
+using contract::DType;
+using contract::size_of;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Beyond this many nats above a row's first leaf its kept bf16 exponentials are made again from the row's maximum:
+// e^40 = 2^58 leaves fp32 sums far from overflow.
+constexpr float repair_above = 40.0F;
+// fp16 keeps 2^15 exp(z - m_leaf): its subnormals then reach 2^-39 of the leaf's largest.
+constexpr float f16_scale = 32768.0F;
+
+class LinearRun {
+ public:
+  LinearRun(const plan::Plan& plan, const Target& target, Executor& executor, const Operands& operands, char* workspace)
+      : plan_(plan),
+        p_(plan.problem),
+        rows_(target.rows),
+        product_(plan.bf16_products ? target.bf16 : target.f32),
+        target_(target),
+        executor_(executor),
+        o_(operands),
+        workspace_(workspace) {
+    macro_rows_ = plan.machine.macro_rows;
+    leaves_ = ceil_div(p_.vocab, leaf_columns);
+    hidden_steps_ = ceil_div(p_.hidden, product_.ks);
+    thread_columns_ = buffer<char>("thread_columns");
+    thread_tile_ = buffer<float>("thread_tile");
+    column_bytes_ = plan.find("thread_columns")->shape[1] * 4;
+    flags_ = reinterpret_cast<std::atomic<std::int64_t>*>(buffer<char>("thread_slots"));
+    leaf_m_ = buffer<float>("leaf_m");
+    leaf_r_ = buffer<float>("leaf_r");
+    leaf_k_ = buffer<float>("leaf_k");
+    auto* state = buffer<float>("row_state");
+    float** const arrays[] = {&m_, &r_, &k_, &z_y_, &reference_, &scale_, &c_, &at_target_, &bad_};
+    for (float** a : arrays) {
+      *a = state;
+      state += plan.chunk;
+    }
+    loss_ = buffer<double>("row_loss");
+    x_panels_ = plan.find("x_packed") != nullptr ? buffer<char>("x_packed") : buffer<char>("x_panels");
+    x_columns_ = plan.find("x_columns") != nullptr ? buffer<char>("x_columns") : buffer<char>("x_packed");
+    d_rows_ = buffer<char>("d_rows");
+    d_columns_ = buffer<char>("d_columns");
+    dx_sum_ = buffer<float>("dx_sum");
+    dw_sum_ = buffer<float>("dw_sum");
+    w_sum_ = buffer<float>("w_sum");
+    x_sum_ = buffer<float>("x_sum");
+    kept_ = buffer<char>("kept");
+    index_ = buffer<std::int64_t>("kept_index");
+    y_ = buffer<std::int64_t>("kept_target");
+  }
+
+  std::string run(Outcome* outcome, int* status) {
+    std::int64_t kept = 0;
+    if (std::string error = check_targets(p_, o_.targets, &kept); !error.empty()) {
+      *status = status_target;
+      return error;
+    }
+    if (std::string error = reduce_rule(p_, kept, &reducer_); !error.empty()) {
+      *status = status_empty;
+      return error;
+    }
+    for (int t = 0; t < plan_.machine.threads; ++t)
+      new (flags_ + std::size_t{8} * static_cast<std::size_t>(t)) std::atomic<std::int64_t>(0);
+    std::int64_t at = 0;
+    for (std::int64_t i = 0; i < p_.rows; ++i) {
+      std::int64_t const y = target_of(o_.targets, i);
+      if (y == p_.loss.ignore_index) {
+        ignore_row(i);
+        continue;
+      }
+      index_[at] = i;
+      y_[at++] = y;
+    }
+    double total = 0.0;
+    bad_rows_ = 0;
+    if (smoothing_corrections() && kept > 0) sum_weight_rows();
+    for (row0_ = 0; row0_ < kept; row0_ += plan_.chunk) {
+      n_ = std::min(plan_.chunk, kept - row0_);
+      total += run_chunk();
+    }
+    if (kept == 0 && wants_dw() && !p_.accumulate_dw) zero_weight_gradient();
+    if (dw_sum_ != nullptr && kept > 0) finish_weight_gradient();
+    outcome->kept = kept;
+    outcome->bad = bad_rows_;
+    outcome->loss = p_.loss.reduction == contract::Reduction::none ? 0.0
+                    : !reducer_.empty                              ? total * reducer_.factor
+                    : p_.loss.on_empty == contract::OnEmpty::nan   ? std::nan("")
+                                                                   : 0.0;
+    return {};
+  }
+
+ private:
+  template <class T>
+  T* buffer(const char* name) const {
+    plan::Buffer const* b = plan_.find(name);
+    return b == nullptr ? nullptr : reinterpret_cast<T*>(workspace_ + b->offset);
+  }
+
+  bool wants_dx() const { return p_.dx != DType::none; }
+  bool wants_dw() const { return p_.dw != DType::none; }
+  bool smooth() const { return p_.loss.smoothing > 0; }
+  // bf16 products carry c * kappa as corrections of rank one, in fp32.
+  bool smoothing_corrections() const { return plan_.bf16_products && smooth() && p_.wants_gradient(); }
+  std::int64_t chunk_steps() const { return ceil_div(n_, product_.ks); }
+  std::int64_t first_column(std::int64_t block) const { return block * plan_.block; }
+  std::int64_t columns_of(std::int64_t block) const { return std::min(plan_.block, p_.vocab - first_column(block)); }
+
+  static Source source_of(const View& v, const std::int64_t* index) {
+    std::int64_t const size = size_of(v.dtype);
+    return {static_cast<const char*>(v.data), v.dtype, v.row_stride * size, v.col_stride * size, index};
+  }
+  Source x_source() const { return source_of(o_.x, index_ + row0_); }
+  Source w_source() const { return source_of(o_.w, nullptr); }
+
+  // Scratch of the thread that runs a task, and the products' per-thread state, for the task's duration.
+  struct Scratch {
+    Scratch(const LinearRun& run, bool multiplies)
+        : slot(run.flags_, run.plan_.machine.threads),
+          columns(run.thread_columns_ + slot.index() * run.column_bytes_),
+          tile(run.thread_tile_ + slot.index() * run.macro_rows_ * leaf_columns),
+          leave(multiplies && run.plan_.bf16_products ? run.target_.leave : nullptr) {
+      if (multiplies && run.plan_.bf16_products && run.target_.enter != nullptr) run.target_.enter();
+    }
+    ~Scratch() {
+      if (leave != nullptr) leave();
+    }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    Slot slot;
+    char* columns;
+    float* tile;
+    void (*leave)();
+  };
+
+  // Where block `block` keeps its exponentials; null: it does not. Row-major [n, columns].
+  char* kept_block(std::int64_t block) const {
+    switch (plan_.keep) {
+      case plan::Keep::none: return nullptr;
+      case plan::Keep::workspace:
+        return block < plan_.kept_blocks ? kept_ + first_column(block) * n_ * size_of(plan_.e_dtype) : nullptr;
+      case plan::Keep::inside_dw: {
+        if (block % plan_.group != 0) return nullptr;
+        std::int64_t const end = std::min(p_.vocab, first_column(block + plan_.group));
+        std::int64_t const dw_row = p_.hidden * size_of(p_.dw);
+        if (columns_of(block) * p_.rows * size_of(plan_.e_dtype) > (end - first_column(block)) * dw_row) return nullptr;
+        return static_cast<char*>(o_.dw.data) + first_column(block) * dw_row;
+      }
+    }
+    return nullptr;
+  }
+
+  double run_chunk() {
+    pack_rows();
+    if (p_.call == Call::backward) {
+      take_statistics();
+    } else {
+      bool const referenced = plan_.bf16_products && plan_.keep != plan::Keep::none;
+      // Kept bf16 exponentials need their row's reference first: the maximum of its first leaf.
+      if (referenced) walk(0, 1, false);
+      walk(referenced ? 1 : 0, leaves_, false);
+      merge_leaves();
+      if (referenced && find_overflows()) walk(0, leaves_, true);
+    }
+    double const total = finish_rows();
+    if (p_.wants_gradient()) {
+      if (wants_dw()) pack_columns();
+      for (std::int64_t block = 0; block < plan_.blocks; ++block) {
+        make_d(block);
+        multiply_block(block);
+      }
+      if (wants_dx()) finish_hidden_gradient();
+    }
+    return total;
+  }
+
+  void pack_rows() {
+    std::int64_t const groups = ceil_div(n_, macro_rows_);
+    parallel(executor_, groups, [&](std::int64_t g) {
+      std::int64_t const r0 = g * macro_rows_, rows = std::min(macro_rows_, n_ - r0);
+      product_.pack_a(x_source(), r0, rows, 0, p_.hidden, x_panels_ + panel_offset(r0, hidden_steps_));
+    });
+  }
+  // Byte offset of row r0 (a multiple of mr) in panels of A with `steps` steps.
+  std::int64_t panel_offset(std::int64_t r0, std::int64_t steps) const { return r0 * steps * segment_bytes; }
+
+  // Splits rows into groups of whole macro tiles so that `columns` tasks become at least four a thread.
+  std::int64_t rows_per_task(std::int64_t columns, std::int64_t rows) const {
+    std::int64_t const tiles = ceil_div(rows, macro_rows_);
+    std::int64_t const wanted = ceil_div(std::int64_t{4} * executor_.threads(), std::max<std::int64_t>(1, columns));
+    std::int64_t const groups = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, tiles));
+    return ceil_div(tiles, groups) * macro_rows_;
+  }
+
+  // Calls tile(r, rows) with the logits of rows [r, r + rows) x the leaf in s.tile, for rows [r0, r1) of the chunk.
+  template <class Tile>
+  void leaf_logits(Scratch& s, std::int64_t leaf, std::int64_t r0, std::int64_t r1, Tile tile) {
+    std::int64_t const j0 = leaf * leaf_columns, columns = std::min(leaf_columns, p_.vocab - j0);
+    product_.pack_b_rows(w_source(), j0, columns, p_.hidden, s.columns);
+    for (std::int64_t r = r0; r < r1; r += macro_rows_) {
+      std::int64_t const rows = std::min(macro_rows_, r1 - r);
+      product_.multiply(x_panels_ + panel_offset(r, hidden_steps_), s.columns, hidden_steps_, rows, columns, s.tile);
+      tile(r, rows);
+    }
+  }
+
+  // Pass 1 over leaves [begin, end). repair: only stores the exponentials of rows that find_overflows marked.
+  void walk(std::int64_t begin, std::int64_t end, bool repair) {
+    std::int64_t const per_task = rows_per_task(end - begin, n_), groups = ceil_div(n_, per_task);
+    parallel(executor_, (end - begin) * groups, [&](std::int64_t task) {
+      std::int64_t const leaf = begin + task / groups, r0 = task % groups * per_task;
+      std::int64_t const j0 = leaf * leaf_columns, columns = std::min(leaf_columns, p_.vocab - j0);
+      std::int64_t const block = j0 / plan_.block;
+      char* const e = kept_block(block);
+      if (repair && e == nullptr) return;
+      Scratch s(*this, true);
+      std::int64_t const e_size = size_of(plan_.e_dtype), width = columns_of(block);
+      leaf_logits(s, leaf, r0, std::min(n_, r0 + per_task), [&](std::int64_t r, std::int64_t rows) {
+        for (std::int64_t i = r; i < r + rows; ++i) {
+          if (repair && !marked(i)) continue;
+          float* const z = s.tile + (i - r) * leaf_columns;
+          std::int64_t const y = y_[row0_ + i] - j0;
+          bool const mine = y >= 0 && y < columns;
+          LeafResult const result = rows_.leaf(z, columns, mine ? y : -1, smooth());
+          if (!repair) {
+            leaf_m_[leaf * plan_.chunk + i] = result.m;
+            leaf_r_[leaf * plan_.chunk + i] = result.r;
+            if (smooth()) leaf_k_[leaf * plan_.chunk + i] = result.k;
+            if (mine) z_y_[i] = result.z_y;
+            if (leaf == 0) reference_[i] = std::isfinite(result.m) ? result.m : 0.0F;
+          }
+          if (e != nullptr)
+            rows_.store(z, columns, store_factor(result.m, reference_[i]),
+                        e + (i * width + j0 - first_column(block)) * e_size, plan_.e_dtype);
+        }
+      });
+    });
+  }
+
+  // Kept exponentials: bf16 ones that products take as they are refer to their row, others to their leaf.
+  float store_factor(float leaf_m, float reference) const {
+    if (plan_.bf16_products) return std::exp(std::min(leaf_m - reference, 80.0F));
+    return plan_.e_dtype == DType::f16 ? f16_scale : 1.0F;
+  }
+
+  void merge_leaves() {
+    constexpr std::int64_t group = 64;
+    parallel(executor_, ceil_div(n_, group), [&](std::int64_t g) {
+      Scratch s(*this, false);
+      rows_.merge_rows(leaf_m_, leaf_r_, leaf_k_, leaves_, plan_.chunk, p_.vocab, g * group,
+                       std::min(n_, (g + 1) * group), m_, r_, k_, reinterpret_cast<float*>(s.columns));
+    });
+  }
+
+  bool marked(std::int64_t i) const { return bad_[i] != 0.0F; }
+  // Rows whose later leaves stand too far above their reference get their maximum as reference.
+  bool find_overflows() {
+    bool any = false;
+    for (std::int64_t i = 0; i < n_; ++i) {
+      bad_[i] = m_[i] - reference_[i] > repair_above && std::isfinite(m_[i]) ? 1.0F : 0.0F;
+      if (!marked(i)) continue;
+      reference_[i] = m_[i];
+      any = true;
+    }
+    return any;
+  }
+
+  void take_statistics() {
+    for (std::int64_t i = 0; i < n_; ++i) {
+      const char* stats = row_of(o_.stats, index_[row0_ + i]);
+      float values[4];
+      for (int c = 0; c < 4; ++c) std::memcpy(values + c, stats + c * o_.stats.col_stride * 4, 4);
+      m_[i] = values[0];
+      r_[i] = values[1];
+      z_y_[i] = values[2];
+      if (smooth()) k_[i] = values[3];
+      reference_[i] = std::isfinite(values[0]) ? values[0] : 0.0F;
+    }
+  }
+
+  // Losses, outputs and coefficients of the chunk's rows, in double; returns the sum of their losses, in row order.
+  double finish_rows() {
+    auto const vocab = static_cast<double>(p_.vocab);
+    constexpr std::int64_t group = 512;
+    parallel(executor_, ceil_div(n_, group), [&](std::int64_t g) {
+      for (std::int64_t i = g * group; i < std::min(n_, (g + 1) * group); ++i) {
+        std::int64_t const row = index_[row0_ + i];
+        contract::RowStatistics<double> const s{m_[i], r_[i], smooth() ? k_[i] : 0.0, vocab};
+        auto const result = contract::finish(s, static_cast<double>(z_y_[i]));
+        loss_[i] = contract::loss_of(result, p_.loss.smoothing, vocab);
+        bad_[i] = result.bad ? 1.0F : 0.0F;
+        if (p_.call != Call::backward) put_row(o_, row, result, result.bad ? std::nan("") : loss_[i], s, z_y_[i]);
+        if (result.bad) loss_[i] = std::nan("");
+        if (!p_.wants_gradient()) continue;
+        auto const d = contract::coefficients_of(result, upstream_of(p_, o_, reducer_, row), p_.loss.smoothing, vocab);
+        m_[i] = static_cast<float>(result.m);
+        c_[i] = static_cast<float>(d.c);
+        double scale = d.a * result.inv_s, at_target = d.at_target;
+        if (plan_.bf16_products) {
+          // E refers to reference_: what every row of E, its target's entry too, is multiplied by.
+          if (plan_.keep == plan::Keep::none) reference_[i] = m_[i];
+          scale *= std::exp(static_cast<double>(reference_[i]) - result.m);
+          at_target = scale != 0.0 ? at_target / scale : 0.0;
+        }
+        scale_[i] = result.bad ? 0.0F : static_cast<float>(scale);
+        at_target_[i] = result.bad ? 0.0F : static_cast<float>(at_target);
+        if (result.bad) c_[i] = 0.0F;
+      }
+    });
+    double total = 0.0;
+    for (std::int64_t i = 0; i < n_; ++i) {
+      total += loss_[i];
+      if (marked(i)) ++bad_rows_;
+    }
+    return total;
+  }
+
+  // X as the operand of D^T X: columns of 256, scaled per row for bf16 products.
+  void pack_columns() {
+    std::int64_t const groups = ceil_div(p_.hidden, leaf_columns);
+    parallel(executor_, groups, [&](std::int64_t g) {
+      std::int64_t const h0 = g * leaf_columns, columns = std::min(leaf_columns, p_.hidden - h0);
+      product_.pack_b_cols(x_source(), 0, n_, h0, columns, plan_.bf16_products ? scale_ : nullptr,
+                           x_columns_ + h0 * chunk_steps() * segment_bytes);
+      if (!smoothing_corrections()) return;
+      std::fill(x_sum_ + h0, x_sum_ + h0 + columns, 0.0F);
+      for (std::int64_t i = 0; i < n_; ++i) add_row(x_source(), i, h0, columns, c_[i], x_sum_ + h0);
+    });
+  }
+
+  // acc[0, n) += factor * row i of src from column c0.
+  void add_row(const Source& src, std::int64_t i, std::int64_t c0, std::int64_t n, float factor, float* acc) const {
+    const char* p = src.row(i) + c0 * src.col_stride;
+    if (src.col_stride == size_of(src.dtype)) return rows_.add_source(acc, p, src.dtype, n, factor);
+    for (std::int64_t j = 0; j < n; ++j) rows_.add_source(acc + j, p + j * src.col_stride, src.dtype, 1, factor);
+  }
+
+  void sum_weight_rows() {
+    parallel(executor_, ceil_div(p_.hidden, leaf_columns), [&](std::int64_t g) {
+      std::int64_t const h0 = g * leaf_columns, columns = std::min(leaf_columns, p_.hidden - h0);
+      std::fill(w_sum_ + h0, w_sum_ + h0 + columns, 0.0F);
+      for (std::int64_t j = 0; j < p_.vocab; ++j) add_row(w_source(), j, h0, columns, 1.0F, w_sum_ + h0);
+    });
+  }
+
+  // D of a block as operand panels of D (for dX) and of its transpose (for dW).
+  void make_d(std::int64_t block) {
+    std::int64_t const b0 = first_column(block), width = columns_of(block);
+    std::int64_t const leaves = ceil_div(width, leaf_columns), block_steps = ceil_div(width, product_.ks);
+    const char* const e = kept_block(block);
+    std::int64_t const e_size = size_of(plan_.e_dtype);
+    std::int64_t const per_task = rows_per_task(leaves, n_), groups = ceil_div(n_, per_task);
+    bool const raw = plan_.bf16_products;  // products take E; scale and c are applied to their results
+    parallel(executor_, leaves * groups, [&](std::int64_t task) {
+      std::int64_t const j = task / groups * leaf_columns, columns = std::min(leaf_columns, width - j);
+      std::int64_t const r0 = task % groups * per_task, r1 = std::min(n_, r0 + per_task);
+      std::int64_t const leaf = (b0 + j) / leaf_columns;
+      Scratch s(*this, e == nullptr);
+      auto finish_tile = [&](std::int64_t r, std::int64_t rows) {
+        for (std::int64_t i = r; i < r + rows; ++i) {
+          float* const d = s.tile + (i - r) * leaf_columns;
+          if (marked(i)) {
+            std::fill(d, d + columns, 0.0F);  // a row without a distribution leaves no trace in dW
+            continue;
+          }
+          float const c = raw ? 0.0F : c_[i];
+          if (e == nullptr) {
+            rows_.recompute(d, columns, raw ? reference_[i] : m_[i], raw ? 1.0F : scale_[i], c);
+          } else {
+            float scale = 1.0F;
+            if (!raw) {
+              scale = scale_[i] * std::exp(leaf_m_[leaf * plan_.chunk + i] - m_[i]);
+              if (plan_.e_dtype == DType::f16) scale /= f16_scale;
+            }
+            rows_.decode(e + (i * width + j) * e_size, plan_.e_dtype, columns, scale, c, d);
+          }
+          std::int64_t const y = y_[row0_ + i] - b0 - j;
+          if (y >= 0 && y < columns) d[y] = at_target_[i] - c;
+        }
+        product_.scatter(s.tile, rows, columns, r, j, block_steps, chunk_steps(), wants_dx() ? d_rows_ : nullptr,
+                         wants_dw() ? d_columns_ : nullptr);
+      };
+      if (e == nullptr) {
+        leaf_logits(s, leaf, r0, r1, finish_tile);
+      } else {
+        for (std::int64_t r = r0; r < r1; r += macro_rows_) finish_tile(r, std::min(macro_rows_, r1 - r));
+      }
+    });
+  }
+
+  // dX += D W and dW = D^T X of a block: tasks over 256 hidden columns and groups of rows.
+  void multiply_block(std::int64_t block) {
+    std::int64_t const b0 = first_column(block), width = columns_of(block);
+    std::int64_t const column_groups = ceil_div(p_.hidden, leaf_columns);
+    std::int64_t const dx_rows = rows_per_task(column_groups, n_), dw_rows = rows_per_task(column_groups, width);
+    std::int64_t const dx_groups = wants_dx() ? ceil_div(n_, dx_rows) : 0;
+    std::int64_t const dw_groups = wants_dw() ? ceil_div(width, dw_rows) : 0;
+    std::int64_t const dx_tasks = column_groups * dx_groups;
+    parallel(executor_, dx_tasks + column_groups * dw_groups, [&](std::int64_t task) {
+      Scratch s(*this, true);
+      if (task < dx_tasks) {
+        std::int64_t const h0 = task / dx_groups * leaf_columns, r0 = task % dx_groups * dx_rows;
+        add_hidden_gradient(s, b0, width, h0, r0, std::min(n_, r0 + dx_rows));
+      } else {
+        std::int64_t const t = task - dx_tasks, h0 = t / dw_groups * leaf_columns, j0 = t % dw_groups * dw_rows;
+        put_weight_gradient(s, b0, h0, j0, std::min(width, j0 + dw_rows));
+      }
+    });
+  }
+
+  bool dx_direct() const { return dx_sum_ == nullptr; }
+  float* dx_row(std::int64_t i) const {
+    return dx_direct() ? reinterpret_cast<float*>(row_of(o_.dx, index_[row0_ + i])) : dx_sum_ + i * p_.hidden;
+  }
+
+  void add_hidden_gradient(Scratch& s, std::int64_t b0, std::int64_t width, std::int64_t h0, std::int64_t r0,
+                           std::int64_t r1) {
+    std::int64_t const columns = std::min(leaf_columns, p_.hidden - h0), steps = ceil_div(width, product_.ks);
+    bool const add = b0 > 0 || (dx_direct() && p_.accumulate_dx);
+    product_.pack_b_cols(w_source(), b0, width, h0, columns, nullptr, s.columns);
+    for (std::int64_t r = r0; r < r1; r += macro_rows_) {
+      std::int64_t const rows = std::min(macro_rows_, r1 - r);
+      product_.multiply(d_rows_ + panel_offset(r, steps), s.columns, steps, rows, columns, s.tile);
+      for (std::int64_t i = r; i < r + rows; ++i)
+        rows_.accumulate(dx_row(i) + h0, s.tile + (i - r) * leaf_columns, columns,
+                         plan_.bf16_products ? scale_[i] : 1.0F, add);
+    }
+  }
+
+  // Rows [j0, j1) of the block. Outputs are written once, from fp32, unless chunks are summed.
+  void put_weight_gradient(Scratch& s, std::int64_t b0, std::int64_t h0, std::int64_t j0, std::int64_t j1) {
+    std::int64_t const columns = std::min(leaf_columns, p_.hidden - h0), steps = chunk_steps();
+    bool const first = row0_ == 0;
+    for (std::int64_t j = j0; j < j1; j += macro_rows_) {
+      std::int64_t const rows = std::min(macro_rows_, j1 - j);
+      product_.multiply(d_columns_ + panel_offset(j, steps), x_columns_ + h0 * steps * segment_bytes, steps, rows,
+                        columns, s.tile);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        std::int64_t const row = b0 + j + i;
+        const float* const from = s.tile + i * leaf_columns;
+        const float* const minus = smoothing_corrections() ? x_sum_ + h0 : nullptr;
+        if (dw_sum_ != nullptr)
+          rows_.write(dw_sum_ + row * p_.hidden + h0, DType::f32, from, columns, !first, 1.0F, minus);
+        else
+          rows_.write(row_of(o_.dw, row) + h0 * size_of(p_.dw), p_.dw, from, columns, p_.accumulate_dw || !first, 1.0F,
+                      minus);
+      }
+    }
+  }
+
+  void finish_hidden_gradient() {
+    constexpr std::int64_t group = 16;
+    parallel(executor_, ceil_div(n_, group), [&](std::int64_t g) {
+      for (std::int64_t i = g * group; i < std::min(n_, (g + 1) * group); ++i) {
+        char* const out = row_of(o_.dx, index_[row0_ + i]);
+        const float* const minus = smoothing_corrections() ? w_sum_ : nullptr;
+        if (marked(i)) std::fill(dx_row(i), dx_row(i) + p_.hidden, std::nanf(""));
+        if (!dx_direct())
+          rows_.write(out, p_.dx, dx_row(i), p_.hidden, p_.accumulate_dx, c_[i], minus);
+        else if (minus != nullptr)
+          rows_.write(out, DType::f32, dx_row(i), p_.hidden, false, c_[i], minus);
+      }
+    });
+  }
+
+  void ignore_row(std::int64_t i) {
+    if (p_.call != Call::backward) put_ignored_row(o_, i);
+    if (wants_dx() && !p_.accumulate_dx)
+      std::memset(row_of(o_.dx, i), 0, static_cast<std::size_t>(p_.hidden * size_of(p_.dx)));
+  }
+
+  void zero_weight_gradient() {
+    for (std::int64_t j = 0; j < p_.vocab; ++j)
+      std::memset(row_of(o_.dw, j), 0, static_cast<std::size_t>(p_.hidden * size_of(p_.dw)));
+  }
+
+  void finish_weight_gradient() {
+    constexpr std::int64_t group = 64;
+    parallel(executor_, ceil_div(p_.vocab, group), [&](std::int64_t g) {
+      for (std::int64_t j = g * group; j < std::min(p_.vocab, (g + 1) * group); ++j)
+        rows_.write(row_of(o_.dw, j), p_.dw, dw_sum_ + j * p_.hidden, p_.hidden, p_.accumulate_dw, 0.0F, nullptr);
+    });
+  }
+
+  const plan::Plan& plan_;
+  const contract::Problem& p_;
+  const RowKernels& rows_;
+  const ProductKernels& product_;
+  const Target& target_;
+  Executor& executor_;
+  const Operands& o_;
+  char* workspace_;
+  Reducer reducer_;
+  std::int64_t macro_rows_ = 0, leaves_ = 0, hidden_steps_ = 0, column_bytes_ = 0;
+  std::int64_t row0_ = 0, n_ = 0;  // the chunk: kept rows [row0, row0 + n)
+  std::int64_t bad_rows_ = 0;
+  char *thread_columns_ = nullptr, *x_panels_ = nullptr, *x_columns_ = nullptr, *d_rows_ = nullptr,
+       *d_columns_ = nullptr;
+  char* kept_ = nullptr;
+  float *thread_tile_ = nullptr, *leaf_m_ = nullptr, *leaf_r_ = nullptr, *leaf_k_ = nullptr;
+  float *m_ = nullptr, *r_ = nullptr, *k_ = nullptr, *z_y_ = nullptr, *reference_ = nullptr;
+  float *scale_ = nullptr, *c_ = nullptr, *at_target_ = nullptr, *bad_ = nullptr;
+  float *dx_sum_ = nullptr, *dw_sum_ = nullptr, *w_sum_ = nullptr, *x_sum_ = nullptr;
+  double* loss_ = nullptr;
+  std::int64_t *index_ = nullptr, *y_ = nullptr;
+  std::atomic<std::int64_t>* flags_ = nullptr;
+};
+
+}  // namespace
+
+std::string run_linear(const plan::Plan& plan, const Target& target, Executor& executor, const Operands& operands,
+                       char* workspace, Outcome* outcome, int* status) {
+  if (plan.problem.rows > 0 && plan.problem.call == Call::backward && !operands.stats) {
+    *status = status_invalid;
+    return "stats: needed by backward of kind linear (shape [R,4], written by forward)";
+  }
+  return LinearRun(plan, target, executor, operands, workspace).run(outcome, status);
+}
+
+}  // namespace logitless::cpu

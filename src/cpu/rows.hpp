@@ -1,0 +1,117 @@
+// What linear and logits drivers share: the caller's rows. Which are kept, what upstream gradient each has, the divisor
+// of the reduction, and the outputs of rows that are ignored. O(R), a few nanoseconds a row.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "contract/coefficients.hpp"
+#include "cpu/cpu.hpp"
+#include "cpu/kernels/table.hpp"
+
+namespace logitless::cpu {
+
+inline char* row_of(const View& v, std::int64_t i) {
+  return static_cast<char*>(v.data) + i * v.row_stride * contract::size_of(v.dtype);
+}
+
+inline std::int64_t target_of(const View& targets, std::int64_t i) {
+  const char* p = row_of(targets, i);
+  if (targets.dtype == contract::DType::i32) {
+    std::int32_t y;
+    __builtin_memcpy(&y, p, sizeof y);
+    return y;
+  }
+  std::int64_t y;
+  __builtin_memcpy(&y, p, sizeof y);
+  return y;
+}
+
+inline float float_at(const View& v, std::int64_t i) {
+  float x;
+  __builtin_memcpy(&x, row_of(v, i), sizeof x);
+  return x;
+}
+inline void put_float(const View& v, std::int64_t i, double x) {
+  if (!v) return;
+  auto const value = static_cast<float>(x);
+  __builtin_memcpy(row_of(v, i), &value, sizeof value);
+}
+
+// Checks every target and counts the kept rows. Returns the error's text, or "" .
+std::string check_targets(const contract::Problem& problem, const View& targets, std::int64_t* kept);
+
+// The factor of the reduced loss, and whether there is nothing to reduce.
+struct Reducer {
+  double factor = 1.0;  // of each row's loss in the reduced one
+  bool empty = false;
+};
+// Returns the error's text when on_empty says so.
+std::string reduce_rule(const contract::Problem& problem, std::int64_t kept, Reducer* out);
+
+// Upstream gradient of row i: that of the reduced loss, and the row's own.
+inline double upstream_of(const contract::Problem& problem, const Operands& o, const Reducer& reducer, std::int64_t i) {
+  double const own = o.grad_row_loss ? static_cast<double>(float_at(o.grad_row_loss, i)) : 0.0;
+  if (problem.loss.reduction == contract::Reduction::none) return o.grad_row_loss ? own : 1.0;
+  return o.grad_loss * reducer.factor + own;
+}
+
+// Per-row outputs of a kept row.
+inline void put_row(const Operands& o, std::int64_t i, const contract::RowResult<double>& row, double loss,
+                    const contract::RowStatistics<double>& s, double z_y) {
+  put_float(o.row_loss, i, loss);
+  put_float(o.row_lse, i, row.lse());
+  put_float(o.row_logprob, i, -row.nll);
+  if (o.stats) {
+    double const values[4] = {s.m, s.r, z_y, s.k};
+    for (int c = 0; c < 4; ++c) {
+      auto const value = static_cast<float>(values[c]);
+      __builtin_memcpy(row_of(o.stats, i) + c * o.stats.col_stride * 4, &value, sizeof value);
+    }
+  }
+}
+
+// Zeros in the per-row outputs of an ignored row.
+void put_ignored_row(const Operands& o, std::int64_t i);
+
+// A slot of per-thread scratch, taken from flags in the workspace; at most `slots` bodies run at once.
+class Slot {
+ public:
+  Slot(std::atomic<std::int64_t>* flags, int slots) : flags_(flags) {
+    for (int i = 0;; i = i + 1 == slots ? 0 : i + 1) {
+      std::int64_t free = 0;
+      if (flags_[std::size_t{8} * static_cast<std::size_t>(i)].compare_exchange_strong(free, 1,
+                                                                                       std::memory_order_acquire)) {
+        index_ = i;
+        return;
+      }
+    }
+  }
+  ~Slot() { flags_[std::size_t{8} * static_cast<std::size_t>(index_)].store(0, std::memory_order_release); }
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+  int index() const { return index_; }
+
+ private:
+  std::atomic<std::int64_t>* flags_;
+  int index_ = 0;
+};
+
+// body(i) for i in [0, tasks) on the executor's threads.
+template <class Body>
+void parallel(Executor& executor, std::int64_t tasks, Body&& body) {
+  if (tasks <= 0) return;
+  executor.parallel_for(
+      tasks, [](void* user, std::int64_t i) { (*static_cast<std::remove_reference_t<Body>*>(user))(i); }, &body);
+}
+
+// Kinds of problem; same contract as cpu::run.
+std::string run_linear(const plan::Plan& plan, const Target& target, Executor& executor, const Operands& operands,
+                       char* workspace, Outcome* outcome, int* status);
+std::string run_logits(const plan::Plan& plan, const Target& target, Executor& executor, const Operands& operands,
+                       char* workspace, Outcome* outcome, int* status);
+
+inline constexpr int status_invalid = 1, status_target = 2, status_empty = 3, status_unsupported = 6;
+
+}  // namespace logitless::cpu
