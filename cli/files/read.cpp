@@ -102,7 +102,7 @@ Tensor File::read(std::string_view name) const {
   }
   Tensor tensor{*found, bytes_.get() + found->offset, bytes_};
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(size_of(found->dtype)) != 0) {
-    auto copy = std::make_shared<std::vector<std::uint64_t>>((found->bytes + 7) / 8);
+    auto copy = std::make_shared<std::vector<std::uint64_t>>(found->bytes / 8 + 1);
     std::memcpy(copy->data(), tensor.data, found->bytes);
     tensor.data = copy->data();
     tensor.owner = copy;

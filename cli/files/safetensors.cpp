@@ -195,8 +195,10 @@ Layout safetensors_layout(std::span<const Source> tensors) {
   Layout layout;
   for (std::size_t i = 0; i < tensors.size(); ++i) layout.order.push_back(i);
   // Widest elements first: then every tensor is aligned for its dtype without gaps, which the format forbids.
-  std::stable_sort(layout.order.begin(), layout.order.end(),
-                   [&](std::size_t a, std::size_t b) { return size_of(tensors[a].dtype) > size_of(tensors[b].dtype); });
+  std::sort(layout.order.begin(), layout.order.end(), [&](std::size_t a, std::size_t b) {
+    std::int64_t const left = size_of(tensors[a].dtype), right = size_of(tensors[b].dtype);
+    return left != right ? left > right : a < b;
+  });
   std::string json = "{";
   std::uint64_t offset = 0;
   for (std::size_t const i : layout.order) {
