@@ -24,8 +24,11 @@
 
 #define LL_OP [[gnu::always_inline]] inline
 
-#include "cpu/kernels/all.hpp"
+// The vector comes first: the kernels are written on it.
+// clang-format off
 #include "cpu/targets/avx512_vector.hpp"
+#include "cpu/kernels/all.hpp"
+// clang-format on
 
 namespace logitless::cpu::amx {
 
