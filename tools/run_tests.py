@@ -24,7 +24,7 @@ LOGS = BUILD / "logs"
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 CXX_SUFFIXES = {".c", ".h", ".cpp", ".hpp"}
 # The only reasons for which a test may be skipped.
-LACKS_HARDWARE = re.compile(r"\b(this machine (lacks|has no)\b|needs (a GPU|an NPU|several hosts))", re.IGNORECASE)
+LACKS_HARDWARE = re.compile(r"\b(this machine (lacks|has no)|this build is not for|needs (a GPU|an NPU|several hosts))\b", re.IGNORECASE)
 
 
 class Tally:
