@@ -15,7 +15,7 @@ struct BenchRequest {
   // low-precision pipeline's. all: everything.
   std::string suite = "linear";
   std::int64_t rows = 2048, hidden = 2048, vocab = 32768;  // R, H, V; hidden is not used by logits
-  std::string dtype = "bf16";                              // of X, W and of logits: f32, bf16, f16
+  std::string dtype;  // of X, W and logits: f32, bf16, f16, several with commas; "": bf16, for logits f32,bf16
   std::string data = "trained";        // trained: loss of a few nats, Zipf targets; random: uniform targets
   double ignored = 1.0 / 17;           // share of rows whose target is ignore_index
   std::uint64_t budget = 64ull << 20;  // bytes of the rows "within a budget"
