@@ -210,13 +210,15 @@ class LinearRun {
     return ceil_div(tiles, groups) * macro_rows_;
   }
 
-  // Calls tile(r, rows) with the logits of rows [r, r + rows) x the leaf in s.tile, for rows [r0, r1) of the chunk.
-  template <class Tile>
-  void leaf_logits(Scratch& s, std::int64_t leaf, std::int64_t r0, std::int64_t r1, Tile tile) {
+  // Calls before(r, rows), and tile(r, rows) with the logits of rows [r, r + rows) x the leaf in s.tile, for rows [r0,
+  // r1) of the chunk.
+  template <class Before, class Tile>
+  void leaf_logits(Scratch& s, std::int64_t leaf, std::int64_t r0, std::int64_t r1, Before before, Tile tile) {
     std::int64_t const j0 = leaf * leaf_columns, columns = std::min(leaf_columns, p_.vocab - j0);
     product_.pack_b_rows(w_source(), j0, columns, p_.hidden, s.columns);
     for (std::int64_t r = r0; r < r1; r += macro_rows_) {
       std::int64_t const rows = std::min(macro_rows_, r1 - r);
+      before(r, rows);
       product_.multiply(x_panels_ + panel_offset(r, hidden_steps_), s.columns, hidden_steps_, rows, columns, s.tile);
       tile(r, rows);
     }
@@ -233,7 +235,14 @@ class LinearRun {
       if (repair && e == nullptr) return;
       Scratch s(*this, true);
       std::int64_t const e_size = size_of(plan_.e_dtype), width = columns_of(block);
-      leaf_logits(s, leaf, r0, std::min(n_, r0 + per_task), [&](std::int64_t r, std::int64_t rows) {
+      // The lines that exponentials will fill are fetched while their logits are multiplied out.
+      auto fetch = [&](std::int64_t r, std::int64_t rows) {
+        if (e == nullptr) return;
+        for (std::int64_t i = r; i < r + rows; ++i)
+          for (std::int64_t at = 0; at < columns * e_size; at += 64)
+            __builtin_prefetch(e + (i * width + j0 - first_column(block)) * e_size + at, 1, 2);
+      };
+      leaf_logits(s, leaf, r0, std::min(n_, r0 + per_task), fetch, [&](std::int64_t r, std::int64_t rows) {
         for (std::int64_t i = r; i < r + rows; ++i) {
           if (repair && !marked(i)) continue;
           float* const z = s.tile + (i - r) * leaf_columns;
@@ -399,7 +408,7 @@ class LinearRun {
                          wants_dw() ? d_columns_ : nullptr);
       };
       if (e == nullptr) {
-        leaf_logits(s, leaf, r0, r1, finish_tile);
+        leaf_logits(s, leaf, r0, r1, [](std::int64_t, std::int64_t) {}, finish_tile);
       } else {
         for (std::int64_t r = r0; r < r1; r += macro_rows_) finish_tile(r, std::min(macro_rows_, r1 - r));
       }

@@ -76,23 +76,31 @@ inline void pack_b_rows(const Source& src, std::int64_t r0, std::int64_t n, std:
     T gathered[P::ks];
     alignas(64) Operand rows[16][P::ks];
     std::int64_t const steps = (k + P::ks - 1) / P::ks;
+    std::int64_t const stride = P::word(1, 0) - P::word(0, 0);
+    // Rows that are operands already are turned where they lie.
+    bool const plain =
+        std::is_same_v<T, Operand> && src.col_stride == static_cast<std::int64_t>(sizeof(T)) && src.index == nullptr;
     for (std::int64_t p = 0; p < n; p += P::nr, dst += steps * P::nr * segment_bytes) {
       for (int g = 0; g < P::nr; g += 16) {
+        bool const whole = plain && p + g + 16 <= n;
         for (std::int64_t s = 0; s < steps; ++s) {
+          auto* d = reinterpret_cast<std::uint32_t*>(dst + s * P::nr * segment_bytes) + P::word(0, g);
           std::int64_t const count = std::min<std::int64_t>(P::ks, k - s * P::ks);
+          if (whole && count == P::ks) {
+            const char* from = src.row(r0 + p + g) + s * segment_bytes;
+            if (s + 4 < steps)
+              for (int i = 0; i < 16; ++i) __builtin_prefetch(from + i * src.row_stride + 4 * segment_bytes);
+            transpose16(from, src.row_stride, d, stride);
+            continue;
+          }
           for (int i = 0; i < 16; ++i) {
             std::int64_t const column = p + g + i;
-            if (column < n) {
-              const char* row = src.row(r0 + column);
-              __builtin_prefetch(row + (s + 8) * P::ks * static_cast<std::int64_t>(sizeof(T)));
-              segment(rows[i], elements(src, row, s * P::ks, count, gathered), count);
-            } else {
+            if (column < n)
+              segment(rows[i], elements(src, src.row(r0 + column), s * P::ks, count, gathered), count);
+            else
               std::memset(rows[i], 0, segment_bytes);
-            }
           }
-          auto* d = reinterpret_cast<std::uint32_t*>(dst + s * P::nr * segment_bytes);
-          transpose16(reinterpret_cast<const std::uint32_t*>(rows), 16, d + P::word(0, g),
-                      P::word(1, 0) - P::word(0, 0));
+          transpose16(rows, segment_bytes, d, stride);
         }
       }
     }
@@ -136,6 +144,14 @@ inline void pack_b_cols(const Source& src, std::int64_t r0, std::int64_t k, std:
       for (std::int64_t c = 0; c < n; c += 16) {
         auto* d = reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(step) + c / P::nr * panel) +
                   P::word(word_row, static_cast<int>(c % P::nr));
+        if constexpr (pair == 2) {
+          // Whole pairs of unscaled rows are interleaved where they lie.
+          if (scale == nullptr && src.col_stride == 2 && row + 1 < k && c + 16 <= n) {
+            interleave16(reinterpret_cast<const bf16*>(src.row(r0 + row)) + c0 + c,
+                         reinterpret_cast<const bf16*>(src.row(r0 + row + 1)) + c0 + c, d);
+            continue;
+          }
+        }
         for (int half = 0; half < pair; ++half) {
           auto* out = pair == 1 ? reinterpret_cast<Operand*>(d) : columns[half];
           if (row + half >= k) {
@@ -199,7 +215,7 @@ inline void scatter(const float* c, std::int64_t rows, std::int64_t cols, std::i
         }
         if constexpr (pair == 2) interleave16(half[0], half[1], words[w]);
       }
-      transpose16(&words[0][0], 16, &turned[0][0], 16);
+      transpose16(words, segment_bytes, &turned[0][0], 16);
       std::int64_t const step = (t0 + i) / P::ks;
       for (std::int64_t u = 0; u < std::min<std::int64_t>(16, cols - j); ++u) {
         std::int64_t const row = j0 + j + u;

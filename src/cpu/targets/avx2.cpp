@@ -3,6 +3,7 @@
 #define LL_ISA avx2
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/kernels/table.hpp"
 
@@ -85,11 +86,12 @@ LL_OP F32 exp2_of(F32 x) {
 }
 
 // 8 x 8 words of 32 bits: dst[k][i] = src[i][k].
-LL_OP void transpose8(const float* src, std::int64_t src_stride, float* dst, std::int64_t dst_stride) {
+LL_OP void transpose8(const char* src, std::int64_t src_bytes, float* dst, std::int64_t dst_stride) {
   __m256 a[8], b[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) {
-    __m256 const lo = _mm256_loadu_ps(src + (2 * i) * src_stride), hi = _mm256_loadu_ps(src + (2 * i + 1) * src_stride);
+    __m256 const lo = _mm256_loadu_ps(reinterpret_cast<const float*>(src + (2 * i) * src_bytes));
+    __m256 const hi = _mm256_loadu_ps(reinterpret_cast<const float*>(src + (2 * i + 1) * src_bytes));
     a[2 * i] = _mm256_unpacklo_ps(lo, hi);
     a[2 * i + 1] = _mm256_unpackhi_ps(lo, hi);
   }
@@ -107,11 +109,12 @@ LL_OP void transpose8(const float* src, std::int64_t src_stride, float* dst, std
   }
 }
 // dst[k][i] = src[i][k], 16 x 16 words of 32 bits (moved as floats: no arithmetic touches them).
-LL_OP void transpose16(const std::uint32_t* src, std::int64_t src_stride, std::uint32_t* dst, std::int64_t dst_stride) {
-  auto const* s = reinterpret_cast<const float*>(src);
+LL_OP void transpose16(const void* src, std::int64_t src_bytes, std::uint32_t* dst, std::int64_t dst_stride) {
+  auto const* s = static_cast<const char*>(src);
   auto* d = reinterpret_cast<float*>(dst);
   for (int i = 0; i < 16; i += 8)
-    for (int k = 0; k < 16; k += 8) transpose8(s + i * src_stride + k, src_stride, d + k * dst_stride + i, dst_stride);
+    for (int k = 0; k < 16; k += 8)
+      transpose8(s + i * src_bytes + k * 4, src_bytes, d + k * dst_stride + i, dst_stride);
 }
 LL_OP void interleave16(const bf16* lo, const bf16* hi, std::uint32_t* dst) {
   for (int i = 0; i < 16; ++i) dst[i] = lo[i].bits | static_cast<std::uint32_t>(hi[i].bits) << 16;

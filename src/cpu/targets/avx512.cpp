@@ -3,6 +3,7 @@
 #define LL_ISA avx512
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/kernels/table.hpp"
 

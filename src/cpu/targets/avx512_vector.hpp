@@ -61,10 +61,10 @@ LL_OP F32 exp2_of(F32 x) {
 }
 
 // dst[k][i] = src[i][k], 16 x 16 words of 32 bits.
-LL_OP void transpose16(const std::uint32_t* src, std::int64_t src_stride, std::uint32_t* dst, std::int64_t dst_stride) {
+LL_OP void transpose16(const void* src, std::int64_t src_bytes, std::uint32_t* dst, std::int64_t dst_stride) {
   __m512i a[16], b[16];
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(src + i * src_stride);
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(static_cast<const char*>(src) + i * src_bytes);
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);

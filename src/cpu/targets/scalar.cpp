@@ -3,6 +3,7 @@
 #define LL_ISA scalar
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "contract/coefficients.hpp"
 #include "cpu/kernels/table.hpp"
@@ -64,10 +65,10 @@ inline F32 exp2_of(F32 x) {
 }
 
 // dst[k][i] = src[i][k], 16 x 16 words of 32 bits.
-inline void transpose16(const std::uint32_t* src, std::int64_t src_stride, std::uint32_t* dst,
-                        std::int64_t dst_stride) {
+inline void transpose16(const void* src, std::int64_t src_bytes, std::uint32_t* dst, std::int64_t dst_stride) {
   for (int i = 0; i < 16; ++i)
-    for (int k = 0; k < 16; ++k) dst[k * dst_stride + i] = src[i * src_stride + k];
+    for (int k = 0; k < 16; ++k)
+      std::memcpy(dst + k * dst_stride + i, static_cast<const char*>(src) + i * src_bytes + k * 4, 4);
 }
 // dst[i] = lo[i] | hi[i] << 16.
 inline void interleave16(const bf16* lo, const bf16* hi, std::uint32_t* dst) {
