@@ -209,7 +209,7 @@ typedef struct ll_arguments {
   const ll_tensor *row_loss;     /* [R] F32: each row's loss before the reduction, 0 for ignored rows */
   const ll_tensor *row_lse;      /* [R] F32: log-sum-exp of the row's logits */
   const ll_tensor *row_logprob;  /* [R] F32: log-probability of the target */
-  const ll_tensor *stats;        /* [R,4] F32: m, r, z_y, sum_j (z_j - m). Written by forward, read by backward */
+  const ll_tensor *stats;        /* [R,4] F32: m, r, z_y, and with smoothing sum_j (z_j - m), else 0; backward reads it */
   /* gradients, for the dtypes that the problem names */
   const ll_tensor *grad_hidden; /* dX [R,H]; columns adjacent */
   const ll_tensor *grad_weight; /* dW [V,H]; columns adjacent */

@@ -26,14 +26,18 @@ struct Format {
 inline constexpr Format kBf16{8, -126, 8};
 inline constexpr Format kF16{11, -14, 5};
 
+// 2^k as a double, for exponents of normal numbers.
+inline double power_of_two(int k) { return std::bit_cast<double>(static_cast<std::uint64_t>(k + 1023) << 52); }
+
 // The number of the format nearest to x, ties to even; beyond the largest finite number by half a unit: infinity.
 inline double round_to(double x, Format f) {
   if (!std::isfinite(x) || x == 0.0) return x;
+  if (std::abs(x) < 0x1p-1000) return std::copysign(0.0, x);  // far below any of these formats
   const int exponent = std::max(std::ilogb(x), f.min_exponent);
   const int quantum = exponent - (f.digits - 1);
-  const double rounded = std::ldexp(std::nearbyint(std::ldexp(x, -quantum)), quantum);
+  const double rounded = std::nearbyint(x * power_of_two(-quantum)) * power_of_two(quantum);
   const int max_exponent = (1 << (f.exponent_bits - 1)) - 1;
-  if (std::abs(rounded) >= std::ldexp(1.0, max_exponent + 1)) {
+  if (std::abs(rounded) >= power_of_two(max_exponent + 1)) {
     return std::copysign(std::numeric_limits<double>::infinity(), x);
   }
   return rounded;
@@ -50,7 +54,7 @@ inline std::uint16_t encode(double x, Format f) {
   const int exponent = std::max(std::ilogb(x), f.min_exponent);
   // Units of the last place. A normal number has the hidden bit set, which raises the exponent field by one: so the
   // field of its exponent starts one lower, and subnormal numbers need no case of their own.
-  const auto units = static_cast<std::uint32_t>(std::ldexp(std::abs(x), mantissa_bits - exponent));
+  const auto units = static_cast<std::uint32_t>(std::abs(x) * power_of_two(mantissa_bits - exponent));
   const auto field = static_cast<std::uint32_t>(exponent - f.min_exponent) << mantissa_bits;
   return static_cast<std::uint16_t>(sign | (field + units));
 }
@@ -62,9 +66,7 @@ inline double decode(std::uint16_t bits, Format f) {
   const int mantissa = bits & ((1 << mantissa_bits) - 1);
   const auto sign = static_cast<std::uint64_t>(bits >> 15) << 63;
   if (field == 0) {  // subnormal: the quantum is that of the smallest normal number
-    const double quantum = std::bit_cast<double>(static_cast<std::uint64_t>(f.min_exponent - mantissa_bits + 1023)
-                                                 << 52);
-    return (sign ? -1.0 : 1.0) * (mantissa * quantum);
+    return (sign ? -1.0 : 1.0) * (mantissa * power_of_two(f.min_exponent - mantissa_bits));
   }
   // f64 has the same layout with wider fields; a field of ones (infinity and NaN) stays a field of ones.
   const std::uint64_t wide = field == max_field ? 2047u : static_cast<std::uint64_t>(field - 1 + f.min_exponent + 1023);

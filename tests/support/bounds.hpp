@@ -152,8 +152,10 @@ struct Bounds {
     const double moved = others + r * eta[y];  // error of log p_y
     const double nll_value = log_s + (top - z[y]);
     const bool leads = p[y] > 0.75;
-    nll[row] = moved + 3.0 * kUnit * nll_value + (leads ? 0.0 : 2.0 * kUnit * (std::abs(log_s) + (top - z[y])));
-    one_minus_p[row] = p[y] * moved + 3.0 * kUnit * r;
+    // The reference is double: its own rounding shows where fp32 keeps a loss of 1e-30 and it gives 0.
+    const double exact = 8.0 * 0x1p-53 * (1.0 + std::abs(log_s) + (top - z[y]) + static_cast<double>(c_.hidden));
+    nll[row] = exact + moved + 3.0 * kUnit * nll_value + (leads ? 0.0 : 2.0 * kUnit * (std::abs(log_s) + (top - z[y])));
+    one_minus_p[row] = exact + p[y] * moved + 3.0 * kUnit * r;
     z_y[row] = (c_.kind == Kind::linear ? growth(static_cast<double>(c_.hidden)) * kUnit * x_norm * w_norm_[y] : 0.0) +
                kUnit * std::abs(z[y]);
     lse[row] = eta_mean + 2.0 * kUnit * (std::abs(top + log_s) + std::abs(log_s));

@@ -23,8 +23,15 @@ class Random {
   // In [0, n).
   std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(n)); }
   double normal() {
+    if (has_spare_) {
+      has_spare_ = false;
+      return spare_;
+    }
     const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform()));
-    return radius * std::cos(6.283185307179586 * uniform());
+    const double angle = 6.283185307179586 * uniform();
+    spare_ = radius * std::sin(angle);
+    has_spare_ = true;
+    return radius * std::cos(angle);
   }
   // A rank in [0, n) with probability about proportional to 1 / (rank + 1).
   std::int64_t zipf(std::int64_t n) {
@@ -34,6 +41,8 @@ class Random {
 
  private:
   std::uint64_t state_;
+  double spare_ = 0.0;
+  bool has_spare_ = false;
 };
 
 }  // namespace logitless::test
