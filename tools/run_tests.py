@@ -170,7 +170,7 @@ def step_tsan(tally, _options):
 
 def step_fuzz(tally, options):
     seconds = "5" if options.quick else "60" if options.full else "20"
-    if build(tally, "fuzz"):
+    if build(tally, "fuzz", ["fuzzers"]):
         ctest(tally, "fuzz", extra={"LOGITLESS_FUZZ_SECONDS": seconds})
 
 
