@@ -95,7 +95,8 @@ def record(tally, name, good, text):
 def build(tally, preset, targets=()):
     directory = BUILD / preset
     commands = [["cmake", "--preset", preset]]
-    commands.append(["cmake", "--build", directory, "-j", str(CPUS)] + (["--target", *targets] if targets else []))
+    commands.append(["cmake", "--build", directory, "-j", str(CPUS)] + (["--target", *targets] if targets else [])
+                    + ["--", "-k", "0"])
     good, text = execute(f"{preset}-build", *commands)
     errors = [line for line in text.splitlines() if re.search(r"\b(error|FAILED)\b", line)]
     return record(tally, f"{preset}: builds without warnings", good, tail(text) + "\n" + "\n".join(errors[:20]))
