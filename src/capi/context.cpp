@@ -137,23 +137,24 @@ std::string describe_text(const ll_context& context) {
 }
 
 std::string describe_json(const ll_context& context) {
-  std::string out = "{\"version\": " + quoted(ll_version()) + ", \"processor\": " + quoted(cpu::describe_machine());
-  out += ", \"backend\": " + quoted(name_of_backend(context.backend)) + ", \"backends\": [\"cpu\", \"reference\"]";
+  std::string out =
+      "{\"version\": " + json_string(ll_version()) + ", \"processor\": " + json_string(cpu::describe_machine());
+  out += ", \"backend\": " + json_string(name_of_backend(context.backend)) + ", \"backends\": [\"cpu\", \"reference\"]";
   out += ", \"threads\": " + std::to_string(context.threads);
   out += ", \"executor\": ";
   out += context.backend == LL_BACKEND_REFERENCE ? "\"calling_thread\"" : context.own_pool ? "\"pool\"" : "\"caller\"";
-  out += ", \"cpu_target\": " + quoted(cpu::target_name(*context.target));
-  out += ", \"cpu_target_reason\": " + quoted(context.target_reason) + ", \"cpu_targets\": [";
+  out += ", \"cpu_target\": " + json_string(cpu::target_name(*context.target));
+  out += ", \"cpu_target_reason\": " + json_string(context.target_reason) + ", \"cpu_targets\": [";
   int count = 0;
   const cpu::Target* const* targets = cpu::all_targets(&count);
   for (int i = 0; i < count; ++i) {
     const char* why = "";
     const bool supported = cpu::target_supported(*targets[i], &why);
     if (i > 0) out += ", ";
-    out += "{\"name\": " + quoted(cpu::target_name(*targets[i])) +
+    out += "{\"name\": " + json_string(cpu::target_name(*targets[i])) +
            ", \"supported\": " + (supported ? "true" : "false") +
            ", \"chosen\": " + (targets[i] == context.target ? "true" : "false") +
-           ", \"why_not\": " + (supported ? std::string("null") : quoted(why)) + "}";
+           ", \"why_not\": " + (supported ? std::string("null") : json_string(why)) + "}";
   }
   return out + "]}";
 }

@@ -28,7 +28,7 @@ std::string reference_text(const contract::Problem& p) {
 std::string reference_json(const contract::Problem& p) {
   return std::string("{\"backend\": \"reference\", \"kind\": ") +
          (p.kind == contract::Kind::linear ? "\"linear\"" : "\"logits\"") +
-         ", \"call\": " + quoted(name_of_call(p.call)) + ", \"rows\": " + number(p.rows) +
+         ", \"call\": " + json_string(name_of_call(p.call)) + ", \"rows\": " + number(p.rows) +
          ", \"hidden\": " + number(p.hidden) + ", \"vocab\": " + number(p.vocab) +
          ", \"chunk\": 0, \"workspace_bytes\": 0, \"ledger\": [], \"rejected\": []}";
 }

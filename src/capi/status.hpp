@@ -44,7 +44,7 @@ std::string number(std::int64_t value);
 std::string number(double value);  // the shortest text that reads back as the same number
 std::string address(const void* pointer);
 // A JSON string with its quotes. Bytes outside ASCII are taken as Latin-1, so that any input gives valid JSON.
-std::string quoted(std::string_view text);
+std::string json_string(std::string_view text);
 
 // The two-step protocol of ll_*_describe.
 void copy_text(const std::string& text, char* buffer, std::size_t capacity, std::size_t* length);

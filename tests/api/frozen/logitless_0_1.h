@@ -1,0 +1,240 @@
+/* Logitless: losses at a language model's head, and their gradients, without the matrix of logits.
+ *
+ * The C ABI. C11, and C++. Symbols: R rows (token positions), H hidden size, V vocabulary size, X [R,H] hidden states,
+ * W [V,H] head weight (row j = class j), z = X W^T [R,V] logits, y [R] targets, D = dL/dz.
+ *
+ * Use: make a context (threads, backend); describe a problem (shapes, dtypes, call, budget) and options; make a plan;
+ * ask it for its workspace; run it on tensors. Compute calls never allocate; a plan may be used by one thread at a time.
+ *
+ * Rules of the ABI: every struct begins with its own size and only grows at its end (a field beyond `size` has its
+ * default); enumerators keep their numbers; functions return ll_status and no exception leaves the library. After a
+ * failure ll_last_error() gives one line that names the argument, its value and what would be right. */
+#ifndef LOGITLESS_LOGITLESS_H
+#define LOGITLESS_LOGITLESS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The one source of the version: the build reads it from here. */
+#define LL_VERSION_MAJOR 0
+#define LL_VERSION_MINOR 1
+#define LL_VERSION_PATCH 0
+
+#if defined(_WIN32)
+#define LL_API
+#else
+#define LL_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#define LL_NOEXCEPT noexcept
+#else
+#define LL_NOEXCEPT
+#endif
+
+/* ---- status ------------------------------------------------------------------------------------------------- */
+
+typedef int32_t ll_status;
+enum {
+  LL_OK = 0,
+  LL_ERROR_INVALID_ARGUMENT = 1, /* a value, shape, stride, dtype or pointer that no call could accept */
+  LL_ERROR_TARGET_RANGE = 2,     /* a target outside [0,V) that is not ignore_index; nothing was written */
+  LL_ERROR_EMPTY = 3,            /* mean over no kept row (or a divisor of 0) with on_empty = error; nothing was written */
+  LL_ERROR_BUDGET = 4,           /* the memory budget is below the least that any plan needs */
+  LL_ERROR_WORKSPACE = 5,        /* the workspace is null, misaligned or smaller than the plan's */
+  LL_ERROR_UNSUPPORTED = 6,      /* a combination that this build or backend does not offer */
+  LL_ERROR_OUT_OF_MEMORY = 7,    /* the library could not allocate a context or a plan */
+  LL_ERROR_SYSTEM = 8,           /* the operating system refused (threads, AMX permission) */
+  LL_ERROR_INTERNAL = 9          /* a defect of the library; please report it */
+};
+
+/* Name of a status, for example "LL_ERROR_BUDGET". Never null. */
+LL_API const char *ll_status_name(ll_status status) LL_NOEXCEPT;
+/* Text of this thread's last failure; "" if none. Valid until this thread's next call. */
+LL_API const char *ll_last_error(void) LL_NOEXCEPT;
+/* "major.minor.patch" of the library that runs (the header's may differ). */
+LL_API const char *ll_version(void) LL_NOEXCEPT;
+
+/* ---- log ------------------------------------------------------------------------------------------------------ */
+
+typedef int32_t ll_log_level;
+enum { LL_LOG_OFF = 0, LL_LOG_ERROR = 1, LL_LOG_INFO = 2, LL_LOG_DEBUG = 3 };
+typedef void (*ll_log_fn)(void *user, ll_log_level level, const char *message);
+/* Sends messages up to `level` to `fn`; null restores stderr under LOGITLESS_LOG (default off). Thread safe. */
+LL_API void ll_set_log(ll_log_fn fn, void *user, ll_log_level level) LL_NOEXCEPT;
+
+/* ---- tensors -------------------------------------------------------------------------------------------------- */
+
+typedef int32_t ll_dtype;
+enum {
+  LL_NONE = 0, /* "not wanted", where a problem names the dtype of an output */
+  LL_F32 = 1,
+  LL_BF16 = 2,
+  LL_F16 = 3,
+  LL_F64 = 4, /* hidden, weight and logits in F64 run on the reference backend only */
+  LL_I32 = 5,
+  LL_I64 = 6
+};
+
+/* DLPack's numbers. */
+typedef int32_t ll_device_type;
+enum { LL_DEVICE_CPU = 1, LL_DEVICE_CUDA = 2 };
+
+#define LL_MAX_NDIM 4
+
+/* A view, DLPack's meaning: element i,j lies at data + (i*stride[0] + j*stride[1]) * sizeof(dtype).
+ * Strides are in elements and may be 0 (inputs only) or negative. */
+typedef struct ll_tensor {
+  uint64_t size; /* sizeof(ll_tensor) */
+  void *data;    /* may be null only if the tensor has no element */
+  ll_dtype dtype;
+  ll_device_type device_type;
+  int32_t device_id;
+  int32_t ndim;
+  int64_t shape[LL_MAX_NDIM];
+  int64_t stride[LL_MAX_NDIM];
+} ll_tensor;
+
+/* ---- context ---------------------------------------------------------------------------------------------------- */
+
+typedef struct ll_context ll_context;
+
+typedef int32_t ll_backend;
+enum { LL_BACKEND_CPU = 1, LL_BACKEND_REFERENCE = 2, LL_BACKEND_CUDA = 3 };
+
+/* The caller's executor: run body(body_user, i) for every i in [0, tasks), in any order, on any threads, and return
+ * when all are done. At most `threads` (of the context) bodies may run at once. */
+typedef void (*ll_parallel_body)(void *body_user, int64_t index);
+typedef void (*ll_parallel_for)(void *user, int64_t tasks, ll_parallel_body body, void *body_user);
+
+typedef struct ll_context_options {
+  uint64_t size;
+  ll_backend backend;           /* default CPU */
+  int32_t threads;              /* 0: LOGITLESS_NUM_THREADS, or the CPUs this process may use */
+  ll_parallel_for parallel_for; /* null: a pool of the context's own */
+  void *parallel_for_user;
+  const char *cpu_target;       /* null: LOGITLESS_CPU_TARGET, or the best one; else scalar, avx2, avx512, avx512bf16, amx */
+} ll_context_options;
+
+LL_API void ll_context_options_init(ll_context_options *options) LL_NOEXCEPT;
+/* options may be null. A context may be used from several threads; its calls then queue for its threads. */
+LL_API ll_status ll_context_create(const ll_context_options *options, ll_context **context) LL_NOEXCEPT;
+/* Plans of the context must be destroyed before it. Null is allowed. */
+LL_API void ll_context_destroy(ll_context *context) LL_NOEXCEPT;
+
+typedef int32_t ll_format;
+enum { LL_TEXT = 1, LL_JSON = 2 };
+/* Machine, instruction sets found and chosen, backends, threads, version. Writes at most `capacity` bytes with the
+ * terminating 0 and sets *length to the length of the whole text without it (capacity 0 and buffer null to ask). */
+LL_API ll_status ll_context_describe(const ll_context *context, ll_format format, char *buffer, size_t capacity,
+                                     size_t *length) LL_NOEXCEPT;
+
+/* ---- options: what is computed ------------------------------------------------------------------------------------ */
+
+typedef int32_t ll_reduction;
+enum { LL_MEAN = 1, LL_SUM = 2, LL_PER_ROW = 3 /* reduction none: row_loss is the result */ };
+typedef int32_t ll_smoothing;
+enum {
+  LL_SMOOTHING_UNIFORM = 1, /* every class gets alpha/V, the target 1 - alpha more (PyTorch) */
+  LL_SMOOTHING_OTHERS = 2   /* the other classes get alpha/(V-1), the target 1 - alpha (Megatron, CANN) */
+};
+typedef int32_t ll_on_empty;
+enum { LL_EMPTY_ERROR = 1, LL_EMPTY_NAN = 2, LL_EMPTY_ZERO = 3 };
+
+typedef struct ll_options {
+  uint64_t size;
+  ll_reduction reduction;   /* default mean */
+  ll_smoothing smoothing;   /* default uniform */
+  double label_smoothing;   /* alpha in [0,1], default 0 */
+  int64_t ignore_index;     /* default -100: that row has loss 0 and no gradient */
+  double normalizer;        /* mean divides by it when > 0; default 0: by the number of kept rows */
+  ll_on_empty on_empty;     /* default error */
+  int32_t reserved;         /* 0 */
+} ll_options;
+
+LL_API void ll_options_init(ll_options *options) LL_NOEXCEPT;
+
+/* ---- problem and plan: how it is computed -------------------------------------------------------------------------- */
+
+typedef int32_t ll_kind;
+enum { LL_LINEAR = 1 /* from hidden and weight */, LL_LOGITS = 2 /* from given logits */ };
+typedef int32_t ll_call;
+enum { LL_FORWARD = 1, LL_FORWARD_BACKWARD = 2, LL_BACKWARD = 3 };
+
+typedef uint64_t ll_problem_flags;
+enum {
+  LL_ACCUMULATE_GRAD_HIDDEN = 1, /* dX is added into the caller's buffer */
+  LL_ACCUMULATE_GRAD_WEIGHT = 2, /* dW is added into the caller's buffer */
+  LL_GRAD_WEIGHT_STRIDED = 4,    /* dW may have gaps between rows: its bytes are not borrowed for exponentials */
+  LL_IN_PLACE = 8                /* grad_logits may be the logits themselves */
+};
+
+typedef struct ll_problem {
+  uint64_t size;
+  ll_kind kind;                /* default linear */
+  ll_call call;                /* default forward_backward */
+  int64_t rows, hidden, vocab; /* R >= 0, H >= 1 (linear), V >= 1 */
+  ll_dtype hidden_dtype, weight_dtype, logits_dtype;
+  ll_dtype grad_hidden_dtype, grad_weight_dtype, grad_logits_dtype; /* LL_NONE: not wanted. The input's dtype or F32 */
+  ll_problem_flags flags;
+  uint64_t memory_budget; /* bytes of workspace; 0: no limit */
+} ll_problem;
+
+LL_API void ll_problem_init(ll_problem *problem) LL_NOEXCEPT;
+
+typedef struct ll_plan ll_plan;
+LL_API ll_status ll_plan_create(ll_context *context, const ll_problem *problem, const ll_options *options,
+                                ll_plan **plan) LL_NOEXCEPT;
+LL_API void ll_plan_destroy(ll_plan *plan) LL_NOEXCEPT;
+/* Exact bytes of workspace; any alignment of at least 64 bytes will do. */
+LL_API size_t ll_plan_workspace_bytes(const ll_plan *plan) LL_NOEXCEPT;
+/* The plan with its ledger, flops, prediction and rejected settings; see ll_context_describe for the buffer. */
+LL_API ll_status ll_plan_describe(const ll_plan *plan, ll_format format, char *buffer, size_t capacity,
+                                  size_t *length) LL_NOEXCEPT;
+
+/* ---- compute ------------------------------------------------------------------------------------------------------- */
+
+/* Everything a call reads and writes. A null pointer is "not given" or "not wanted". Inputs never change, outputs not
+ * asked for are never touched, outputs must not overlap anything (grad_logits may be logits with LL_IN_PLACE). */
+typedef struct ll_arguments {
+  uint64_t size;
+  /* inputs */
+  const ll_tensor *hidden;  /* X [R,H] */
+  const ll_tensor *weight;  /* W [V,H] */
+  const ll_tensor *logits;  /* z [R,V], problems of kind logits */
+  const ll_tensor *targets; /* y [R], I32 or I64 */
+  /* outputs of forward and forward_backward */
+  const ll_tensor *loss;         /* [] or [1], F32 or F64; mean or sum */
+  const ll_tensor *row_loss;     /* [R] F32: each row's loss before the reduction, 0 for ignored rows */
+  const ll_tensor *row_lse;      /* [R] F32: log-sum-exp of the row's logits */
+  const ll_tensor *row_logprob;  /* [R] F32: log-probability of the target */
+  const ll_tensor *stats;        /* [R,4] F32: m, r, z_y, and with smoothing sum_j (z_j - m), else 0; backward reads it */
+  /* gradients, for the dtypes that the problem names */
+  const ll_tensor *grad_hidden; /* dX [R,H]; columns adjacent */
+  const ll_tensor *grad_weight; /* dW [V,H]; columns adjacent */
+  const ll_tensor *grad_logits; /* D [R,V]; columns adjacent */
+  /* upstream gradients: of the reduced loss, and of each row's loss (added; F32, stride 0 allowed) */
+  double grad_loss;               /* default 1; with reduction per row: ignored */
+  const ll_tensor *grad_row_loss; /* [R] F32; with reduction per row null means all ones */
+  /* backward of kind logits without stats */
+  const ll_tensor *lse; /* [R] F32: 1 - p_y is then only as exact as z_y - lse */
+  /* counts, written when not null */
+  int64_t *kept_rows;
+  int64_t *bad_rows; /* kept rows whose logits are all -inf or hold +inf or NaN: their loss is NaN */
+} ll_arguments;
+
+LL_API void ll_arguments_init(ll_arguments *arguments) LL_NOEXCEPT;
+
+/* The plan's call must be the function's. stream is null on the CPU. Calls return when the result is there (CPU). */
+LL_API ll_status ll_forward(ll_plan *plan, const ll_arguments *arguments, void *workspace, size_t workspace_bytes,
+                            void *stream) LL_NOEXCEPT;
+LL_API ll_status ll_forward_backward(ll_plan *plan, const ll_arguments *arguments, void *workspace,
+                                     size_t workspace_bytes, void *stream) LL_NOEXCEPT;
+LL_API ll_status ll_backward(ll_plan *plan, const ll_arguments *arguments, void *workspace, size_t workspace_bytes,
+                             void *stream) LL_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* LOGITLESS_LOGITLESS_H */
