@@ -54,13 +54,16 @@ constexpr double flops_sse2 = 12 * 4 * 2;
 void fma_sse2(std::int64_t iterations, char* scratch) {
   const float* seed = reinterpret_cast<const float*>(scratch);
   __m128 sum[12];
+#pragma GCC unroll 12
   for (int i = 0; i < 12; ++i) sum[i] = _mm_loadu_ps(seed + 4 * i);
   const __m128 b = _mm_loadu_ps(seed + 64);
   __m128 a = _mm_set1_ps(-1.0f);
   keep(a);  // or the compiler subtracts instead of multiplying and adding
   for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 12
     for (int i = 0; i < 12; ++i) sum[i] = _mm_add_ps(_mm_mul_ps(sum[i], a), b);
   }
+#pragma GCC unroll 12
   for (int i = 0; i < 12; ++i) keep(sum[i]);
 }
 
@@ -68,13 +71,16 @@ constexpr double flops_avx2 = 12 * 8 * 2;
 __attribute__((target("avx2,fma"))) void fma_avx2(std::int64_t iterations, char* scratch) {
   const float* seed = reinterpret_cast<const float*>(scratch);
   __m256 sum[12];
+#pragma GCC unroll 12
   for (int i = 0; i < 12; ++i) sum[i] = _mm256_loadu_ps(seed + 8 * i);
   const __m256 b = _mm256_loadu_ps(seed + 128);
   __m256 a = _mm256_set1_ps(-1.0f);
   asm volatile("" : "+x"(a));
   for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 12
     for (int i = 0; i < 12; ++i) sum[i] = _mm256_fmadd_ps(sum[i], a, b);
   }
+#pragma GCC unroll 12
   for (int i = 0; i < 12; ++i) asm volatile("" : "+x"(sum[i]));
 }
 
@@ -82,13 +88,16 @@ constexpr double flops_avx512 = 24 * 16 * 2;
 __attribute__((target("avx512f"))) void fma_avx512(std::int64_t iterations, char* scratch) {
   const float* seed = reinterpret_cast<const float*>(scratch);
   __m512 sum[24];
+#pragma GCC unroll 24
   for (int i = 0; i < 24; ++i) sum[i] = _mm512_loadu_ps(seed + 16 * i);
   const __m512 b = _mm512_loadu_ps(seed + 512);
   __m512 a = _mm512_set1_ps(-1.0f);
   asm volatile("" : "+v"(a));
   for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 24
     for (int i = 0; i < 24; ++i) sum[i] = _mm512_fmadd_ps(sum[i], a, b);
   }
+#pragma GCC unroll 24
   for (int i = 0; i < 24; ++i) asm volatile("" : "+v"(sum[i]));
 }
 
@@ -96,6 +105,7 @@ constexpr double flops_dot = 2 * 24 * 32 * 2;
 __attribute__((target("avx512f,avx512bf16"))) void dot_bf16(std::int64_t iterations, char* scratch) {
   const float* seed = reinterpret_cast<const float*>(scratch);
   __m512 sum[24];
+#pragma GCC unroll 24
   for (int i = 0; i < 24; ++i) sum[i] = _mm512_loadu_ps(seed + 16 * i);
   const __m512i bits = _mm512_loadu_si512(scratch + 4096);
   const __m512i negated = _mm512_xor_si512(bits, _mm512_set1_epi16(static_cast<short>(0x8000)));
@@ -103,9 +113,12 @@ __attribute__((target("avx512f,avx512bf16"))) void dot_bf16(std::int64_t iterati
   const auto b = (__m512bh)bits;
   const auto minus_b = (__m512bh)negated;
   for (std::int64_t n = 0; n < iterations; ++n) {
+#pragma GCC unroll 24
     for (int i = 0; i < 24; ++i) sum[i] = _mm512_dpbf16_ps(sum[i], a, b);
+#pragma GCC unroll 24
     for (int i = 0; i < 24; ++i) sum[i] = _mm512_dpbf16_ps(sum[i], a, minus_b);
   }
+#pragma GCC unroll 24
   for (int i = 0; i < 24; ++i) asm volatile("" : "+v"(sum[i]));
 }
 
@@ -226,6 +239,7 @@ __attribute__((target("avx2"))) void read_avx2(const char* data, std::size_t byt
       sum[i] = _mm256_xor_si256(sum[i], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + at + 32 * i)));
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) asm volatile("" : "+x"(sum[i]));
 }
 
@@ -234,8 +248,10 @@ __attribute__((target("avx512f"))) void read_avx512(const char* data, std::size_
   std::size_t at = 0;
   for (; at + 512 <= bytes; at += 512) {
     for (int i = 0; i < 8; ++i) _mm_prefetch(data + at + prefetch_ahead + 64 * i, _MM_HINT_T0);
+#pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) sum[i] = _mm512_xor_si512(sum[i], _mm512_loadu_si512(data + at + 64 * i));
   }
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) asm volatile("" : "+v"(sum[i]));
 }
 

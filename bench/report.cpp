@@ -52,6 +52,16 @@ double fraction(const Session& session, const Table& table, const Row& row) {
   return bound != nullptr ? median(bound->seconds) / median(row.seconds) : 0;
 }
 
+// Position in the table, from 1, by which the text refers to it.
+int number_of(const Table& table, const std::string& name) {
+  int number = 1;
+  for (const Row& row : table.rows) {
+    if (row.name == name) return number;
+    ++number;
+  }
+  return 0;
+}
+
 double ratio(const Table& table, const Row& row) {
   const Row* other = row.ratio_to.empty() || row.seconds.empty() ? nullptr : find(table, row.ratio_to);
   return other != nullptr ? median(row.seconds) / median(other->seconds) : 0;
@@ -117,6 +127,8 @@ nlohmann::ordered_json report_json(const Session& s) {
       entry["median"] = median(samples);
       entry["best"] = *std::max_element(samples.begin(), samples.end());
       entry["samples"] = samples.size();
+      if (ceiling == Ceiling::dram_read || ceiling == Ceiling::dram_copy)
+        entry["array_bytes"] = s.ceilings.dram_bytes();
     }
     ceilings.push_back(std::move(entry));
   }
@@ -167,40 +179,32 @@ std::string report_text(const Session& s) {
     for (const auto& [key, value] : table.facts.items()) {
       out += ' ' + key + ' ' + (value.is_string() ? value.get<std::string>() : value.dump());
     }
-    out += format("\n%-44s %9s %9s %7s %6s %10s %9s\n", "", "ms", "rate", "of ceil", "ratio", "memory", "loss");
+    const bool linear = table.suite == "linear";
+    out += format("\n%-44s %9s %9s %8s %10s %10s %9s\n", "", "ms", linear ? "GFLOP/s" : "GB/s", "ceiling", "ratio",
+                  "workspace", "loss");
+    int number = 0;
     for (const Row& row : table.rows) {
-      out += format("  %-5s %-36s", row.who.c_str(), row.name.c_str());
+      out += format("%2d %-5s %-35s", ++number, row.who.c_str(), row.name.c_str());
       if (row.seconds.empty()) {
         out += format(" %9s", "-");
       } else {
-        out += format(" %9.2f", 1e3 * median(row.seconds));
-        out +=
-            row.flops > 0 ? format(" %8.1fF", gflops(row)) : format(" %8.1fB", row.bytes / median(row.seconds) / 1e9);
+        const double rate = linear ? gflops(row) : row.bytes / median(row.seconds) / 1e9;
+        out += format(" %9.2f %9.1f", 1e3 * median(row.seconds), rate);
         const double f = fraction(s, table, row), x = ratio(table, row);
-        out += f > 0 ? format(" %5.1f %%", 100 * f) : format(" %7s", "");
-        out += x > 0 ? format(" %6.2f", x) : format(" %6s", "");
+        out += f > 0 ? format(" %6.1f %%", 100 * f) : format(" %8s", "");
+        out += x > 0 ? format(" %5.2f of %d", x, number_of(table, row.ratio_to)) : format(" %10s", "");
         out += format(" %10s", bytes_text(row.workspace_bytes).c_str());
-        out += row.loss ? format(" %9.5f", *row.loss) : format(" %9s", "");
+        if (row.loss) out += format(" %9.5f", *row.loss);
       }
       if (!row.note.empty()) out += "  " + row.note;
       out += '\n';
     }
-    // What each ratio and fraction refers to, once.
-    std::string meaning;
-    for (const Row& row : table.rows) {
-      if (ratio(table, row) > 0) meaning += "  ratio of '" + row.name + "' to '" + row.ratio_to + "'\n";
-    }
-    out += meaning;
-    if (table.suite == "linear") {
-      out += "  F: GFLOP/s counting 6 (loss only: 2) x kept rows x H x V; fraction of '";
-      for (const Row& row : table.rows) {
-        if (!row.ceiling) continue;
-        out += info_of(*row.ceiling).text;
-        break;
-      }
-      out += "'\n";
+    if (linear) {
+      const Row& first = table.rows.front();
+      out += std::string("   rate: 6 (loss only: 2) x kept rows x H x V; ceiling: share of '") +
+             (first.ceiling ? info_of(*first.ceiling).text : "") + "'; ratio: time, of that row's\n";
     } else {
-      out += "  B: GB/s counting the least traffic; fraction: the probe's time over this\n";
+      out += "   rate: the least traffic; ceiling: the time of the probe that moves as much over this one's\n";
     }
   }
   for (const ErrorTable& table : s.errors) {
