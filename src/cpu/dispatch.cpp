@@ -97,7 +97,9 @@ plan::Machine machine_of(const Target& target, int threads) {
   m.threads = threads;
   m.leaf = leaf_columns;
   m.tile_rows = target.f32.mr;
+  m.tile_columns = target.f32.nr;
   m.bf16_tile_rows = target.bf16.mr;
+  m.bf16_tile_columns = target.bf16.nr;
   m.k_step = target.f32.ks;
   m.bf16_products = target.bf16.mr != 0;
   for (Tuning const& t : tunings) {

@@ -44,6 +44,7 @@ class LinearRun {
     thread_columns_ = buffer<char>("thread_columns");
     thread_tile_ = buffer<float>("thread_tile");
     column_bytes_ = plan.find("thread_columns")->shape[1] * 4;
+    tile_floats_ = plan.find("thread_tile")->shape[1] * leaf_columns;
     flags_ = reinterpret_cast<std::atomic<std::int64_t>*>(buffer<char>("thread_slots"));
     leaf_m_ = buffer<float>("leaf_m");
     leaf_r_ = buffer<float>("leaf_r");
@@ -90,19 +91,18 @@ class LinearRun {
       index_[at] = i;
       y_[at++] = y;
     }
-    double total = 0.0;
     bad_rows_ = 0;
-    if (smoothing_corrections() && kept > 0) sum_weight_rows();
+    if (smoothing_corrections() && wants_dx() && kept > 0) sum_weight_rows();
     for (row0_ = 0; row0_ < kept; row0_ += plan_.chunk) {
       n_ = std::min(plan_.chunk, kept - row0_);
-      total += run_chunk();
+      run_chunk();
     }
     if (kept == 0 && wants_dw() && !p_.accumulate_dw) zero_weight_gradient();
     if (dw_sum_ != nullptr && kept > 0) finish_weight_gradient();
     outcome->kept = kept;
     outcome->bad = bad_rows_;
     outcome->loss = p_.loss.reduction == contract::Reduction::none ? 0.0
-                    : !reducer_.empty                              ? total * reducer_.factor
+                    : !reducer_.empty                              ? total_ * reducer_.factor
                     : p_.loss.on_empty == contract::OnEmpty::nan   ? std::nan("")
                                                                    : 0.0;
     return {};
@@ -136,7 +136,7 @@ class LinearRun {
     Scratch(const LinearRun& run, bool multiplies)
         : slot(run.flags_, run.plan_.machine.threads),
           columns(run.thread_columns_ + slot.index() * run.column_bytes_),
-          tile(run.thread_tile_ + slot.index() * run.macro_rows_ * leaf_columns),
+          tile(run.thread_tile_ + slot.index() * run.tile_floats_),
           leave(multiplies && run.plan_.bf16_products ? run.target_.leave : nullptr) {
       if (multiplies && run.plan_.bf16_products && run.target_.enter != nullptr) run.target_.enter();
     }
@@ -151,24 +151,15 @@ class LinearRun {
     void (*leave)();
   };
 
-  // Where block `block` keeps its exponentials; null: it does not. Row-major [n, columns].
+  // Where block `block` keeps its exponentials; null: it does not. Leaf after leaf, each [n, its columns]: a macro
+  // tile's rows are adjacent, so that storing it walks few pages.
   char* kept_block(std::int64_t block) const {
-    switch (plan_.keep) {
-      case plan::Keep::none: return nullptr;
-      case plan::Keep::workspace:
-        return block < plan_.kept_blocks ? kept_ + first_column(block) * n_ * size_of(plan_.e_dtype) : nullptr;
-      case plan::Keep::inside_dw: {
-        if (block % plan_.group != 0) return nullptr;
-        std::int64_t const end = std::min(p_.vocab, first_column(block + plan_.group));
-        std::int64_t const dw_row = p_.hidden * size_of(p_.dw);
-        if (columns_of(block) * p_.rows * size_of(plan_.e_dtype) > (end - first_column(block)) * dw_row) return nullptr;
-        return static_cast<char*>(o_.dw.data) + first_column(block) * dw_row;
-      }
-    }
-    return nullptr;
+    if (block >= plan_.kept_blocks) return nullptr;
+    if (block < plan_.inside_blocks) return static_cast<char*>(o_.dw.data) + first_column(block) * plan_.inside_stride;
+    return kept_ + first_column(block - plan_.inside_blocks) * n_ * size_of(plan_.e_dtype);
   }
 
-  double run_chunk() {
+  void run_chunk() {
     pack_rows();
     if (p_.call == Call::backward) {
       take_statistics();
@@ -180,7 +171,7 @@ class LinearRun {
       merge_leaves();
       if (referenced && find_overflows()) walk(0, leaves_, true);
     }
-    double const total = finish_rows();
+    finish_rows();
     if (p_.wants_gradient()) {
       if (wants_dw()) pack_columns();
       for (std::int64_t block = 0; block < plan_.blocks; ++block) {
@@ -189,7 +180,6 @@ class LinearRun {
       }
       if (wants_dx()) finish_hidden_gradient();
     }
-    return total;
   }
 
   void pack_rows() {
@@ -234,13 +224,13 @@ class LinearRun {
       char* const e = kept_block(block);
       if (repair && e == nullptr) return;
       Scratch s(*this, true);
-      std::int64_t const e_size = size_of(plan_.e_dtype), width = columns_of(block);
+      std::int64_t const e_size = size_of(plan_.e_dtype), leaf_start = (j0 - first_column(block)) * n_;
       // The lines that exponentials will fill are fetched while their logits are multiplied out.
       auto fetch = [&](std::int64_t r, std::int64_t rows) {
         if (e == nullptr) return;
         for (std::int64_t i = r; i < r + rows; ++i)
           for (std::int64_t at = 0; at < columns * e_size; at += 64)
-            __builtin_prefetch(e + (i * width + j0 - first_column(block)) * e_size + at, 1, 2);
+            __builtin_prefetch(e + (leaf_start + i * columns) * e_size + at, 1, 2);
       };
       leaf_logits(s, leaf, r0, std::min(n_, r0 + per_task), fetch, [&](std::int64_t r, std::int64_t rows) {
         for (std::int64_t i = r; i < r + rows; ++i) {
@@ -257,8 +247,8 @@ class LinearRun {
             if (leaf == 0) reference_[i] = std::isfinite(result.m) ? result.m : 0.0F;
           }
           if (e != nullptr)
-            rows_.store(z, columns, store_factor(result.m, reference_[i]),
-                        e + (i * width + j0 - first_column(block)) * e_size, plan_.e_dtype);
+            rows_.store(z, columns, store_factor(result.m, reference_[i]), e + (leaf_start + i * columns) * e_size,
+                        plan_.e_dtype);
         }
       });
     });
@@ -305,8 +295,9 @@ class LinearRun {
     }
   }
 
-  // Losses, outputs and coefficients of the chunk's rows, in double; returns the sum of their losses, in row order.
-  double finish_rows() {
+  // Losses, outputs and coefficients of the chunk's rows, in double. The losses are summed in row order over all
+  // chunks, so that the sum's bits do not depend on C.
+  void finish_rows() {
     auto const vocab = static_cast<double>(p_.vocab);
     constexpr std::int64_t group = 512;
     parallel(executor_, ceil_div(n_, group), [&](std::int64_t g) {
@@ -334,12 +325,10 @@ class LinearRun {
         if (result.bad) c_[i] = 0.0F;
       }
     });
-    double total = 0.0;
     for (std::int64_t i = 0; i < n_; ++i) {
-      total += loss_[i];
+      total_ += loss_[i];
       if (marked(i)) ++bad_rows_;
     }
-    return total;
   }
 
   // X as the operand of D^T X: columns of 256, scaled per row for bf16 products.
@@ -399,7 +388,7 @@ class LinearRun {
               scale = scale_[i] * std::exp(leaf_m_[leaf * plan_.chunk + i] - m_[i]);
               if (plan_.e_dtype == DType::f16) scale /= f16_scale;
             }
-            rows_.decode(e + (i * width + j) * e_size, plan_.e_dtype, columns, scale, c, d);
+            rows_.decode(e + (j * n_ + i * columns) * e_size, plan_.e_dtype, columns, scale, c, d);
           }
           std::int64_t const y = y_[row0_ + i] - b0 - j;
           if (y >= 0 && y < columns) d[y] = at_target_[i] - c;
@@ -518,9 +507,10 @@ class LinearRun {
   const Operands& o_;
   char* workspace_;
   Reducer reducer_;
-  std::int64_t macro_rows_ = 0, leaves_ = 0, hidden_steps_ = 0, column_bytes_ = 0;
+  std::int64_t macro_rows_ = 0, leaves_ = 0, hidden_steps_ = 0, column_bytes_ = 0, tile_floats_ = 0;
   std::int64_t row0_ = 0, n_ = 0;  // the chunk: kept rows [row0, row0 + n)
   std::int64_t bad_rows_ = 0;
+  double total_ = 0.0;
   char *thread_columns_ = nullptr, *x_panels_ = nullptr, *x_columns_ = nullptr, *d_rows_ = nullptr,
        *d_columns_ = nullptr;
   char* kept_ = nullptr;

@@ -121,7 +121,7 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
     plan::Buffer const* b = plan.find(name);
     return b == nullptr ? nullptr : workspace + b->offset;
   };
-  plan::Buffer const* const leaves = plan.find("thread_leaves");
+  plan::Buffer const* const leaves = plan.find("thread_leaves");  // none in backward
   plan::Buffer const* const row = plan.find("thread_row");
   LogitsRun const run{plan,
                       p,
@@ -130,8 +130,8 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
                       o,
                       reducer,
                       reinterpret_cast<float*>(buffer("thread_leaves")),
-                      leaves->shape[1] * leaves->shape[2],
-                      leaves->shape[2],
+                      leaves != nullptr ? leaves->shape[1] * leaves->shape[2] : 0,
+                      leaves != nullptr ? leaves->shape[2] : 0,
                       reinterpret_cast<float*>(buffer("thread_row")),
                       row != nullptr ? row->shape[1] : 0,
                       reinterpret_cast<std::atomic<std::int64_t>*>(buffer("thread_slots")),

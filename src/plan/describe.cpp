@@ -1,5 +1,6 @@
 // A plan as text for people and as JSON for programs: dials, workspace, flops, prediction, the ledger of every buffer,
-// and the settings that were rejected with their reasons.
+// and the settings that were rejected with their reasons. Text rounds to six digits; JSON gives every number exactly.
+#include <charconv>
 #include <cstdio>
 
 #include "plan/plan.hpp"
@@ -31,6 +32,13 @@ std::string number(double x) {
   return text;
 }
 
+// The shortest decimal that reads back as x.
+std::string exact(double x) {
+  char text[40];
+  auto const result = std::to_chars(text, text + sizeof text, x);
+  return {text, result.ptr};
+}
+
 std::string shape_of(const Buffer& b, const char* separator) {
   std::string out;
   int const dims = b.shape[2] != 1 ? 3 : b.shape[1] != 1 ? 2 : 1;
@@ -57,21 +65,30 @@ std::string Plan::text() const {
     out += std::string("dtypes: X ") + name_of(problem.x) + ", W " + name_of(problem.w) + ", dX " +
            name_of(problem.dx) + ", dW " + name_of(problem.dw) + "; products in " + (bf16_products ? "bf16" : "f32") +
            ", summed in f32\n";
-    out += "dials: C=" + std::to_string(chunk) + " rows a chunk, B=" + std::to_string(block) +
-           " columns a block, f=" + number(share) + " (" + std::to_string(kept_blocks) + " of " +
-           std::to_string(blocks) + " blocks keep exponentials in " + name_of(keep) +
-           (keep == Keep::none ? "" : std::string(" as ") + name_of(e_dtype)) + ")\n";
+    if (chunk > 0) {
+      out += "dials: C=" + std::to_string(chunk) + " rows a chunk, B=" + std::to_string(block) +
+             " columns a block, f=" + number(share) + " (" + std::to_string(kept_blocks) + " of " +
+             std::to_string(blocks) + " blocks keep exponentials";
+      if (keep != Keep::none) out += std::string(" as ") + name_of(e_dtype);
+      if (inside_blocks > 0) out += ", " + std::to_string(inside_blocks) + " inside dW";
+      if (kept_blocks > inside_blocks) out += ", " + std::to_string(kept_blocks - inside_blocks) + " in the workspace";
+      out += ")\n";
+    }
   } else {
     out += std::string("dtypes: z ") + name_of(problem.z) + ", D " + name_of(problem.dz) + "\n";
   }
-  out += "workspace: " + std::to_string(workspace_bytes) + " bytes (" + mebibytes(workspace_bytes) + ")\n";
-  if (linear) {
+  if (chunk == 0) {
+    out += "refused: the budget is " + std::to_string(problem.budget) + " bytes, the least that any setting needs " +
+           std::to_string(workspace_bytes) + "\n";
+  } else {
+    out += "workspace: " + std::to_string(workspace_bytes) + " bytes (" + mebibytes(workspace_bytes) + ")\n";
+  }
+  if (linear && chunk > 0) {
     double const rhv =
         static_cast<double>(problem.rows) * static_cast<double>(problem.hidden) * static_cast<double>(problem.vocab);
     out += "flops: " + number(flops) + (rhv > 0 ? " (" + number(flops / rhv) + " RHV)" : std::string()) + "\n";
   }
-  out += "predicted: " + number(predicted_seconds * 1e3) + " ms\n";
-  out += "ledger:\n";
+  if (chunk > 0) out += "predicted: " + number(predicted_seconds * 1e3) + " ms\nledger:\n";
   for (Buffer const& b : ledger) {
     char line[200];
     std::snprintf(line, sizeof line, "  %-15s %-5s [%s]  offset %lld  bytes %lld  padding %lld\n", b.name,
@@ -94,7 +111,7 @@ std::string Plan::json() const {
   auto integer = [](const char* key, std::int64_t value) {
     return std::string("\"") + key + "\":" + std::to_string(value) + ",";
   };
-  auto real = [](const char* key, double value) { return std::string("\"") + key + "\":" + number(value) + ","; };
+  auto real = [](const char* key, double value) { return std::string("\"") + key + "\":" + exact(value) + ","; };
   std::string out = "{";
   out += text("kind", linear ? "linear" : "logits") + text("call", name_of(problem.call));
   out += integer("rows", problem.rows) + integer("hidden", problem.hidden) + integer("vocab", problem.vocab);
@@ -105,7 +122,7 @@ std::string Plan::json() const {
     out += text("products", bf16_products ? "bf16" : "f32");
     out += integer("chunk_rows", chunk) + integer("block_columns", block) + integer("blocks", blocks);
     out += integer("kept_blocks", kept_blocks) + real("kept_share", share) + text("keep", name_of(keep));
-    out += text("kept_dtype", name_of(e_dtype)) + integer("group", group) + real("flops", flops);
+    out += text("kept_dtype", name_of(e_dtype)) + integer("inside_blocks", inside_blocks) + real("flops", flops);
   } else {
     out += text("logits_dtype", name_of(problem.z)) + text("grad_logits_dtype", name_of(problem.dz));
   }

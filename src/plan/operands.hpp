@@ -20,7 +20,8 @@ struct View {
 
 struct Operands {
   View x, w, z, targets;
-  // Per-row outputs [R] (dtype none: not wanted); stats is [R,4]: m, r, z_y, and with smoothing sum_j (z_j - m), else 0.
+  // Per-row outputs [R] (dtype none: not wanted); stats is [R,4]: m, r, z_y, and with smoothing sum_j (z_j - m), else
+  // 0.
   View row_loss, row_lse, row_logprob, stats;
   View dx, dw, dz;  // col_stride 1
   double grad_loss = 1.0;

@@ -18,16 +18,18 @@ struct Machine {
   int threads = 1;
   std::int64_t leaf = 256;          // columns of a statistics leaf = columns of a macro tile
   std::int64_t tile_rows = 4;       // MR, rows of the register tile
+  std::int64_t tile_columns = 16;   // NR, its columns: packed panels are padded to them
   std::int64_t bf16_tile_rows = 0;  // the same for bf16 products
-  std::int64_t k_step = 16;         // K granularity of packed panels, in elements
-  bool bf16_products = false;       // products take bf16 operands when X and W are bf16
-  std::int64_t macro_rows = 96;     // rows of a macro tile
-  double f32_gflops = 50.0;         // per thread; tuning data, used only for predictions
-  double bf16_gflops = 0.0;         // per thread, when bf16_products
-  double memory_gbytes = 20.0;      // all threads
+  std::int64_t bf16_tile_columns = 0;
+  std::int64_t k_step = 16;      // K granularity of packed panels, in elements
+  bool bf16_products = false;    // products take bf16 operands when X and W are bf16
+  std::int64_t macro_rows = 96;  // rows of a macro tile
+  double f32_gflops = 50.0;      // per thread; tuning data, used only for predictions
+  double bf16_gflops = 0.0;      // per thread, when bf16_products
+  double memory_gbytes = 20.0;   // all threads
 };
 
-// Where kept exponentials live.
+// Where kept exponentials live; inside_dw: in dW's own bytes first, and those that find no room there in the workspace.
 enum class Keep : std::int32_t { none = 0, workspace = 1, inside_dw = 2 };
 
 // One buffer of the ledger, in the order in which the workspace is laid out.
@@ -43,20 +45,23 @@ struct Buffer {
 struct Plan {
   contract::Problem problem;
   Machine machine;
-  std::int64_t chunk = 0;        // C
-  std::int64_t block = 0;        // B
-  std::int64_t blocks = 0;       // ceil(V / B)
-  std::int64_t kept_blocks = 0;  // blocks of a chunk whose exponentials are kept
+  std::int64_t chunk = 0;   // C
+  std::int64_t block = 0;   // B
+  std::int64_t blocks = 0;  // ceil(V / B)
+  // The first kept_blocks blocks of a chunk keep their exponentials, the first inside_blocks of them in dW's bytes, a
+  // column every inside_stride bytes. That is at least a row of dW, so block k's gradient, written when its
+  // exponentials are spent, overwrites those of no later block.
+  std::int64_t kept_blocks = 0, inside_blocks = 0;
+  std::int64_t inside_stride = 0;
   Keep keep = Keep::none;
-  std::int64_t group = 1;  // keep inside dW: blocks that share the bytes of their dW rows
   bool bf16_products = false;
   contract::DType e_dtype = contract::DType::none;  // storage of kept exponentials
-  double share = 0.0;                               // f
+  double share = 0.0;                               // f, of the columns
   double flops = 0.0;
   double predicted_seconds = 0.0;
   std::int64_t workspace_bytes = 0;
   std::vector<Buffer> ledger;
-  std::vector<std::string> rejected;  // "setting: reason", a line each
+  std::vector<std::string> rejected;  // "settings: reason" a line; neighbours in C with one reason share a line
 
   const Buffer* find(const char* name) const;
   std::string text() const;
@@ -66,7 +71,7 @@ struct Plan {
 // Takes the least predicted time among the settings within the budget. When none fits, the returned plan has
 // chunk 0 and workspace_bytes = the least that any setting needs.
 Plan make_plan(const contract::Problem& problem, const Machine& machine);
-// The same with the dials given (0: free): for tests and benchmarks. keep < 0: free.
+// The same with the dials given (0 or negative: free): for tests and benchmarks. kept_blocks counts all that are kept.
 struct Dials {
   std::int64_t chunk = 0, block = 0, kept_blocks = -1;
   int keep = -1;

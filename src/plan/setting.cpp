@@ -1,0 +1,186 @@
+// Ledgers, flops and predicted times; see setting.hpp.
+//
+// A ledger names what the CPU drivers (src/cpu/linear.cpp, logits.cpp) lay out, to the byte. Its last buffer is one
+// that every call with all rows kept fills to its end, so that a test can see the workspace's high-water mark.
+#include "plan/setting.hpp"
+
+#include <algorithm>
+
+namespace logitless::plan {
+namespace {
+
+using contract::Call;
+using contract::DType;
+using contract::Problem;
+using contract::size_of;
+
+// Costs beside the products, in nanoseconds of one thread an element. They only rank settings.
+constexpr double pack_ns = 0.35;
+constexpr double exponential_ns = 0.6;
+constexpr double scatter_ns = 1.0;
+// Two barriers a block, each leaving about a macro tile's work uneven.
+constexpr double barrier_ns = 2e4;
+
+bool wants_dx(const Problem& p) { return p.dx != DType::none; }
+bool wants_dw(const Problem& p) { return p.dw != DType::none; }
+
+std::int64_t chunks_of(const Problem& p, const Setting& s) {
+  return std::max<std::int64_t>(1, ceil_div(p.rows, s.chunk));
+}
+std::int64_t columns_of(const Problem& p, const Setting& s, std::int64_t blocks) {
+  return std::min(blocks * s.block, p.vocab);
+}
+std::int64_t recomputed_columns(const Problem& p, const Setting& s) {
+  return p.call == Call::backward ? p.vocab : p.vocab - columns_of(p, s, s.kept_blocks);
+}
+
+// How often tasks over `columns` groups of 256 columns pack each of them: once for every group of macro tiles of rows
+// that the driver makes to occupy all threads.
+double packings(const Machine& m, std::int64_t columns, std::int64_t rows) {
+  std::int64_t const tiles = std::max<std::int64_t>(1, ceil_div(rows, m.macro_rows));
+  std::int64_t const wanted = ceil_div(std::int64_t{4} * m.threads, std::max<std::int64_t>(1, columns));
+  return static_cast<double>(ceil_div(tiles, ceil_div(tiles, std::min(wanted, tiles))));
+}
+
+}  // namespace
+
+void Ledger::add(const char* name, DType dtype, std::int64_t d0, std::int64_t d1, std::int64_t d2,
+                 std::int64_t padding) {
+  std::int64_t const exact = d0 * d1 * d2 * size_of(dtype);
+  if (exact == 0) return;
+  std::int64_t const bytes = round_up(exact, 64);
+  buffers_[count_++] = {name, dtype, {d0, d1, d2}, bytes_, bytes, bytes - exact + padding * size_of(dtype)};
+  bytes_ += bytes;
+}
+
+bool products_in_bf16(const Problem& p, const Machine& m) {
+  return m.bf16_products && p.x == DType::bf16 && p.w == DType::bf16;
+}
+
+// Exponentials take 16 bits beside 16-bit inputs of one type, else fp32.
+DType kept_dtype(const Problem& p) { return p.x == p.w && contract::is_half(p.x) ? p.x : DType::f32; }
+
+std::int64_t inside_stride(const Problem& p) {
+  return std::max(p.rows * size_of(kept_dtype(p)), p.hidden * size_of(p.dw));
+}
+
+Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
+  bool const bf16 = products_in_bf16(p, m), gradient = p.wants_gradient(), forward = p.call != Call::backward;
+  bool const dx = gradient && wants_dx(p), dw = gradient && wants_dw(p);
+  DType const operand = bf16 ? DType::bf16 : DType::f32;
+  std::int64_t const op = size_of(operand);
+  std::int64_t const step = bf16 ? 2 * m.k_step : m.k_step;
+  std::int64_t const mr = bf16 ? m.bf16_tile_rows : m.tile_rows, nr = bf16 ? m.bf16_tile_columns : m.tile_columns;
+  std::int64_t const rows = p.rows, hidden = p.hidden, vocab = p.vocab, chunk = s.chunk;
+  std::int64_t const block = std::min(s.block, vocab), leaves = ceil_div(vocab, m.leaf);
+  std::int64_t const hidden_k = round_up(hidden, step), chunk_k = round_up(chunk, step),
+                     block_k = round_up(block, step);
+  std::int64_t const row_panels = round_up(chunk, mr), hidden_panels = round_up(hidden, nr);
+  bool const all_kept = forward && gradient && s.kept_blocks * s.block >= vocab;
+  bool const smooth = p.loss.smoothing > 0;
+  Ledger out;
+
+  // A slot of each thread: 256 packed columns (of W for logits, for dX; or the scratch of the merge) and a macro tile.
+  std::int64_t const leaf_bytes = round_up(std::min(vocab, m.leaf), nr) * hidden_k * op;
+  std::int64_t const dx_bytes = dx ? round_up(std::min(hidden, m.leaf), nr) * block_k * op : 0;
+  std::int64_t const merge_bytes = forward ? leaves * 64 * 4 : 0;
+  std::int64_t const packed = round_up(std::max(leaf_bytes, dx_bytes), 64) / 4,
+                     slot = std::max(packed, merge_bytes / 4);
+  out.add("thread_columns", DType::f32, m.threads, slot, 1, slot - std::max(leaf_bytes, dx_bytes) / 4);
+  std::int64_t const tile_rows = std::min(m.macro_rows, round_up(dw ? std::max(chunk, block) : chunk, mr));
+  out.add("thread_tile", DType::f32, m.threads, tile_rows, m.leaf, m.leaf - std::min({m.leaf, vocab, hidden}));
+  out.add("thread_slots", DType::i64, m.threads, 8, 1, 7);
+  if (forward) {
+    out.add("leaf_m", DType::f32, leaves, chunk, 1);
+    out.add("leaf_r", DType::f32, leaves, chunk, 1);
+    if (smooth) out.add("leaf_k", DType::f32, leaves, chunk, 1);
+  }
+  out.add("row_state", DType::f32, 9, chunk, 1);
+  out.add("row_loss", DType::f64, chunk, 1, 1);
+  if (all_kept && dw) {
+    // Panels of X are spent when the columns of X are packed.
+    out.add("x_packed", operand, std::max(row_panels * hidden_k, hidden_panels * chunk_k), 1, 1);
+  } else {
+    out.add("x_panels", operand, row_panels, hidden_k, 1);
+    if (dw) out.add("x_columns", operand, hidden_panels, chunk_k, 1);
+  }
+  if (dx) out.add("d_rows", operand, row_panels, block_k, 1, (row_panels - chunk) * block_k);
+  if (dw) out.add("d_columns", operand, round_up(block, mr), chunk_k, 1, (round_up(block, mr) - block) * chunk_k);
+  if (dx && p.dx != DType::f32) out.add("dx_sum", DType::f32, chunk, hidden, 1);
+  if (bf16 && smooth) {
+    if (dx) out.add("w_sum", DType::f32, hidden, 1, 1);
+    if (dw) out.add("x_sum", DType::f32, hidden, 1, 1);
+  }
+  out.add("kept", kept_dtype(p), columns_of(p, s, s.kept_blocks) - columns_of(p, s, s.inside_blocks), chunk, 1);
+  if (dw && p.dw != DType::f32 && chunks_of(p, s) > 1) out.add("dw_sum", DType::f32, vocab, hidden, 1);
+  out.add("kept_target", DType::i64, rows, 1, 1);
+  out.add("kept_index", DType::i64, rows, 1, 1);
+  return out;
+}
+
+double flops_of(const Problem& p, const Setting& s) {
+  auto const vocab = static_cast<double>(p.vocab);
+  double columns = p.call != Call::backward ? vocab : 0.0;
+  if (p.wants_gradient()) {
+    columns += static_cast<double>(recomputed_columns(p, s));
+    columns += (wants_dx(p) ? vocab : 0.0) + (wants_dw(p) ? vocab : 0.0);
+  }
+  return 2.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden) * columns;
+}
+
+double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
+  bool const bf16 = products_in_bf16(p, m), gradient = p.wants_gradient();
+  auto const rows = static_cast<double>(p.rows), hidden = static_cast<double>(p.hidden);
+  auto const vocab = static_cast<double>(p.vocab);
+  double const hv = hidden * vocab, rv = rows * vocab, rh = rows * hidden;
+  double const operand_bytes = bf16 ? 2.0 : 4.0, w_bytes = hv * static_cast<double>(size_of(p.w));
+  std::int64_t const blocks = ceil_div(p.vocab, s.block), n = std::min(s.chunk, std::max<std::int64_t>(1, p.rows));
+  auto const chunks = static_cast<double>(chunks_of(p, s));
+
+  double thread_ns = pack_ns * rh, bytes = 0.0;
+  if (p.call != Call::backward) {
+    thread_ns += exponential_ns * rv + pack_ns * hv * chunks * packings(m, ceil_div(p.vocab, m.leaf), n);
+    bytes += w_bytes * chunks;
+  }
+  if (gradient) {
+    double const again = static_cast<double>(recomputed_columns(p, s)) / vocab;
+    thread_ns += again * (exponential_ns * rv + pack_ns * hv * chunks * packings(m, s.block / m.leaf, n));
+    bytes += again * w_bytes * chunks;
+    // Kept exponentials are written (which reads the line first) and read.
+    bytes += (1.0 - again) * rv * 3.0 * static_cast<double>(size_of(kept_dtype(p)));
+    thread_ns += scatter_ns * rv + barrier_ns * static_cast<double>(blocks) * chunks * m.threads;
+    if (wants_dx(p)) {
+      thread_ns += pack_ns * hv * chunks * packings(m, ceil_div(p.hidden, m.leaf), n);
+      bytes += w_bytes * chunks + 2.0 * operand_bytes * rv + 8.0 * rh * static_cast<double>(blocks);
+    }
+    if (wants_dw(p)) {
+      thread_ns += pack_ns * rh;
+      bytes += 2.0 * operand_bytes * rv;
+      bytes += hv * (chunks > 1 ? 8.0 * chunks : static_cast<double>(size_of(p.dw)));
+    }
+  }
+  double const rate = (bf16 ? m.bf16_gflops : m.f32_gflops) * 1e9 * m.threads;
+  return flops_of(p, s) / rate + thread_ns * 1e-9 / m.threads + bytes / (m.memory_gbytes * 1e9);
+}
+
+Ledger logits_ledger_of(const Problem& p, const Machine& m) {
+  Ledger out;
+  if (p.call != Call::backward) {
+    std::int64_t const leaves = ceil_div(p.vocab, m.leaf);
+    out.add("thread_leaves", DType::f32, m.threads, 5, round_up(leaves, 16), round_up(leaves, 16) - leaves);
+    if (p.dz != DType::none && p.dz != DType::f32)
+      out.add("thread_row", DType::f32, m.threads, round_up(p.vocab, 16), 1, round_up(p.vocab, 16) - p.vocab);
+  }
+  out.add("thread_slots", DType::i64, m.threads, 8, 1, 7);
+  out.add("row_loss", DType::f64, p.rows, 1, 1);
+  out.add("row_bad", DType::i64, p.rows, 1, 1);
+  return out;
+}
+
+double logits_seconds_of(const Problem& p, const Machine& m) {
+  double const rv = static_cast<double>(p.rows) * static_cast<double>(p.vocab);
+  return rv * static_cast<double>(size_of(p.z) + size_of(p.dz)) / (m.memory_gbytes * 1e9) +
+         exponential_ns * 1e-9 * rv / m.threads;
+}
+
+}  // namespace logitless::plan
