@@ -1,0 +1,195 @@
+// logitless loss: the loss of tensors in files, with gradients and per-row outputs written to files on request.
+//
+// Order matters: flags, inputs, plan and output names are checked before anything is computed; all outputs are staged
+// before the first takes its name; printing comes last. So a failure leaves no file and a closed pipe loses none.
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include "arrays.hpp"
+#include "files/files.hpp"
+#include "flags.hpp"
+#include "inputs.hpp"
+
+namespace logitless::cli {
+namespace {
+
+struct LossFlags {
+  InputFlags inputs;
+  Options options;
+  ContextOptions context;
+  std::uint64_t budget = 0;
+  std::string grad_hidden, grad_weight, grad_logits, per_row;
+  bool grad_f32 = false, json = false;
+};
+
+struct Output {
+  const char* flag;
+  const std::string& path;
+  std::vector<files::Source> tensors;
+};
+
+void check_kind_of_outputs(const LossFlags& flags) {
+  bool const logits = !flags.inputs.logits.empty();
+  for (auto const& [flag, path, with_logits] : {std::tuple{"--grad-hidden", &flags.grad_hidden, false},
+                                                {"--grad-weight", &flags.grad_weight, false},
+                                                {"--grad-logits", &flags.grad_logits, true}}) {
+    if (!path->empty() && with_logits != logits) {
+      throw UsageError(std::string(flag) + ": " + files::quote(*path) +
+                       (logits ? "; with --logits only --grad-logits can be given" : "; needs --logits"));
+    }
+  }
+  if (flags.options.reduction == Reduction::none && flags.per_row.empty()) {
+    throw UsageError("--reduction: 'none' gives a loss for each row; say where they go with --per-row OUT.safetensors");
+  }
+}
+
+void check_outputs(const std::vector<Output>& outputs, const InputFlags& inputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    Output const& output = outputs[i];
+    try {
+      files::check_target(output.path, output.tensors);
+    } catch (const files::Error& error) {
+      throw UsageError(std::string(output.flag) + ": " + error.what());
+    }
+    std::error_code ignored;
+    for (std::string const& input : inputs.paths()) {
+      if (std::filesystem::equivalent(output.path, input, ignored)) {
+        throw UsageError(std::string(output.flag) + ": " + files::quote(output.path) +
+                         " is an input; give another name");
+      }
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      if (std::filesystem::weakly_canonical(output.path, ignored) ==
+          std::filesystem::weakly_canonical(outputs[j].path, ignored)) {
+        throw UsageError(std::string(output.flag) + ": " + files::quote(output.path) + " is also that of " +
+                         outputs[j].flag + "; give another name");
+      }
+    }
+  }
+}
+
+// exp of the mean negative log-probability of the kept rows' targets, whatever the reduction and the smoothing are.
+// Ignored rows have log-probability 0.
+double perplexity(const Array& logprob, std::int64_t kept) {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < logprob.count(); ++i) sum += static_cast<double>(logprob.as<float>()[i]);
+  return kept == 0 ? std::nan("") : std::exp(-sum / static_cast<double>(kept));
+}
+
+int run(const LossFlags& flags) {
+  check_kind_of_outputs(flags);
+  Inputs const inputs = load(flags.inputs);
+  Problem problem = inputs.problem(!flags.grad_hidden.empty(), !flags.grad_weight.empty(), !flags.grad_logits.empty(),
+                                   flags.grad_f32);
+  problem.memory_budget = flags.budget;
+
+  Context context(flags.context);
+  Plan plan(context, problem, flags.options);
+
+  auto const wanted = [](DType dtype, std::int64_t rows, std::int64_t cols) {
+    return dtype == DType::none ? Array() : Array(dtype, {rows, cols});
+  };
+  Array const dx = wanted(problem.grad_hidden_dtype, inputs.rows, inputs.hidden);
+  Array const dw = wanted(problem.grad_weight_dtype, inputs.vocab, inputs.hidden);
+  Array const dz = wanted(problem.grad_logits_dtype, inputs.rows, inputs.vocab);
+  Array const logprob(DType::f32, {inputs.rows});
+  Array row_loss, row_lse;
+  if (!flags.per_row.empty()) {
+    row_loss = Array(DType::f32, {inputs.rows});
+    row_lse = Array(DType::f32, {inputs.rows});
+  }
+  std::vector<Output> outputs;
+  if (dx) outputs.push_back({"--grad-hidden", flags.grad_hidden, {dx.source("grad_hidden")}});
+  if (dw) outputs.push_back({"--grad-weight", flags.grad_weight, {dw.source("grad_weight")}});
+  if (dz) outputs.push_back({"--grad-logits", flags.grad_logits, {dz.source("grad_logits")}});
+  if (row_loss) {
+    outputs.push_back(
+        {"--per-row", flags.per_row, {row_loss.source("loss"), row_lse.source("lse"), logprob.source("logprob")}});
+  }
+  check_outputs(outputs, flags.inputs);
+
+  Arguments arguments = inputs.arguments();
+  arguments.grad_hidden = dx.tensor();
+  arguments.grad_weight = dw.tensor();
+  arguments.grad_logits = dz.tensor();
+  arguments.row_loss = row_loss.tensor();
+  arguments.row_lse = row_lse.tensor();
+  arguments.row_logprob = logprob.tensor();
+  Workspace workspace(plan.workspace_bytes());
+  auto const start = std::chrono::steady_clock::now();
+  Result const result =
+      problem.call == Call::forward ? plan.forward(arguments, workspace) : plan.forward_backward(arguments, workspace);
+  double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+
+  std::vector<files::Staged> staged;
+  staged.reserve(outputs.size());
+  for (Output const& output : outputs) staged.emplace_back(output.path, output.tensors);
+  for (files::Staged& file : staged) file.commit();
+
+  Json const machine = Json::parse(context.describe(Format::json));
+  std::string const backend = machine.value("backend", "");
+  std::string const target = backend == "cpu" ? machine.value("cpu_target", "") : "";
+  bool const reduced = flags.options.reduction != Reduction::none;
+  double const ppl = perplexity(logprob, result.kept);
+  Report report;
+  report.add("loss", reduced ? Json(result.loss) : Json(), reduced ? text_of(result.loss) : "per row");
+  report.add("kept", result.kept, std::to_string(result.kept) + " of " + std::to_string(inputs.rows) + " rows");
+  report.add("bad", result.bad,
+             result.bad == 0 ? "" : std::to_string(result.bad) + " rows hold NaN or +inf, or are -inf throughout");
+  report.add("perplexity", ppl, text_of(ppl));
+  report.add("workspace_bytes", plan.workspace_bytes(), text_of_bytes(plan.workspace_bytes()));
+  report.add("seconds", seconds, text_of(seconds, 4));
+  report.add("rows", inputs.rows, "");
+  if (inputs.kind == Kind::linear) report.add("hidden", inputs.hidden, std::to_string(inputs.hidden));
+  report.add("vocab", inputs.vocab, std::to_string(inputs.vocab));
+  report.add("dtype", name_of(inputs.kind == Kind::linear ? inputs.x.dtype() : inputs.z.dtype()), inputs.dtype_text());
+  if (inputs.kind == Kind::linear) report.add("weight_dtype", name_of(inputs.w.dtype()), "");
+  report.add("reduction", !reduced ? "none" : flags.options.reduction == Reduction::mean ? "mean" : "sum", "");
+  report.add("backend", backend, target.empty() ? backend : backend + ", " + target);
+  report.add("target", target.empty() ? Json() : Json(target), "");
+  report.add("threads", machine.value("threads", 0), std::to_string(machine.value("threads", 0)));
+  Json files = Json::array();
+  std::string names;
+  for (Output const& output : outputs) {
+    files.push_back(output.path);
+    names += (names.empty() ? "" : ", ") + output.path;
+  }
+  report.add("written", files, names);
+  report.print(flags.json);
+  return 0;
+}
+
+}  // namespace
+
+void add_loss(CLI::App& root, Action& action) {
+  CLI::App& app =
+      *root.add_subcommand("loss", "Loss of tensors in files, with gradients and per-row outputs on request");
+  auto const flags = std::make_shared<LossFlags>();
+  add_input_flags(app, flags->inputs);
+  constexpr const char* outputs = "Outputs: OUT ends in .safetensors or .npy";
+  add_text(app, "--grad-hidden", "OUT", "dX [R,H]", flags->grad_hidden)->group(outputs);
+  add_text(app, "--grad-weight", "OUT", "dW [V,H]", flags->grad_weight)->group(outputs);
+  add_text(app, "--grad-logits", "OUT", "dL/dz [R,V], with --logits", flags->grad_logits)->group(outputs);
+  add_choice(app, "--grad-dtype", "the input's dtype, or f32 (input)", flags->grad_f32,
+             Choices<bool>{{"input", false}, {"f32", true}})
+      ->group(outputs);
+  add_text(app, "--per-row", "OUT", "tensors loss, lse, logprob [R], f32; .safetensors", flags->per_row)
+      ->group(outputs);
+  add_loss_options(app, flags->options);
+  constexpr const char* run_group = "How it is computed";
+  add_choice(app, "--dtype", "convert hidden, weight, logits to this first", flags->inputs.dtype, dtype_choices())
+      ->group(run_group);
+  add_bytes(app, "--budget", "most bytes of workspace (no limit)", flags->budget)->group(run_group);
+  add_context_options(app, flags->context);
+  app.add_flag("--json", flags->json, "one JSON object on stdout");
+  app.footer(
+      "Example:\n"
+      "  logitless loss --hidden head.safetensors:hidden --weight head.safetensors:weight \\\n"
+      "                 --targets head.safetensors:targets --budget 64MiB --grad-weight dw.safetensors");
+  app.callback([flags, &action] { action = [flags] { return run(*flags); }; });
+}
+
+}  // namespace logitless::cli
