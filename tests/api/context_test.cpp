@@ -1,6 +1,10 @@
 // Contexts, the environment, descriptions, the log, status names. No compute call.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -139,6 +143,41 @@ TEST(Context, RefusesBadVariablesByName) {
     EXPECT_TRUE(
         refused(create(defaults), LL_ERROR_INVALID_ARGUMENT, {"LOGITLESS_LOG: 'loud'", "off, error, info or debug"}));
   }
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LOGITLESS_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define LOGITLESS_SANITIZED 1
+#endif
+#endif
+
+// In a child whose address space has no room for a thousand stacks.
+TEST(Context, ThreadsThatTheSystemRefuses) {
+#ifdef LOGITLESS_SANITIZED
+  GTEST_SKIP() << "sanitizers reserve address space of their own and cannot be limited";
+#endif
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    long pages = 0;
+    if (std::FILE* statm = std::fopen("/proc/self/statm", "r")) {
+      if (std::fscanf(statm, "%ld", &pages) != 1) pages = 0;
+      std::fclose(statm);
+    }
+    const rlim_t room = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{64} << 20);
+    const rlimit limit{room, room};
+    if (pages == 0 || setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    const ll_status status = create(options_with([](auto& o) { o.threads = 1024; }));
+    if (!refused(status, LL_ERROR_SYSTEM, {"threads", "cannot be started"})) _exit(3);
+    _exit(create(options_with([](auto& o) { o.threads = 1; })) == LL_OK ? 0 : 4);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "2: no limit could be set, 3: another status or text, 4: nothing works any more";
 }
 
 TEST(Context, HonoursVariables) {
