@@ -5,19 +5,23 @@
 
 namespace logitless::cpu::LL_ISA {
 
-// K steps that a panel of B spends in the L1 cache before the next rows of A reuse it.
+// A panel of A stays in the L1 cache while the panels of B pass (a_stays), or the other way round.
 template <class P>
 inline void multiply(const char* a, const char* b, std::int64_t k_steps, std::int64_t rows, std::int64_t n, float* c) {
   std::int64_t const a_panel = k_steps * P::mr * segment_bytes;
   std::int64_t const b_panel = k_steps * P::nr * segment_bytes;
   for (std::int64_t k0 = 0; k0 < k_steps; k0 += P::k_block) {
     std::int64_t const steps = std::min<std::int64_t>(P::k_block, k_steps - k0);
-    for (std::int64_t j = 0; j < n; j += P::nr) {
-      const char* bj = b + j / P::nr * b_panel + k0 * P::nr * segment_bytes;
-      for (std::int64_t i = 0; i < rows; i += P::mr) {
-        const char* ai = a + i / P::mr * a_panel + k0 * P::mr * segment_bytes;
-        P::tile(ai, bj, steps, c + i * leaf_columns + j, k0 > 0);
-      }
+    auto tile = [&](std::int64_t i, std::int64_t j) {
+      P::tile(a + i / P::mr * a_panel + k0 * P::mr * segment_bytes,
+              b + j / P::nr * b_panel + k0 * P::nr * segment_bytes, steps, c + i * leaf_columns + j, k0 > 0);
+    };
+    if constexpr (P::a_stays) {
+      for (std::int64_t i = 0; i < rows; i += P::mr)
+        for (std::int64_t j = 0; j < n; j += P::nr) tile(i, j);
+    } else {
+      for (std::int64_t j = 0; j < n; j += P::nr)
+        for (std::int64_t i = 0; i < rows; i += P::mr) tile(i, j);
     }
   }
 }
@@ -29,6 +33,7 @@ struct FmaProduct {
   static constexpr int mr = mr_, nr = vectors * F32::lanes < 16 ? 16 : vectors * F32::lanes, ks = 16;
   static constexpr int held = nr / F32::lanes;  // vectors of a row
   static constexpr int k_block = 16;            // 256 elements of K
+  static constexpr bool a_stays = false;
   // Where word k (of 16) of column group g lies in a step of a B panel.
   static constexpr std::int64_t word(int k, int g) { return k * nr + g; }
 

@@ -15,7 +15,7 @@ inline void for_lanes(std::int64_t n, Body body) {
 
 template <class T>
 inline F32 load_some(const T* p, int n, float fill = 0.0F) {
-  if (n == F32::lanes) return F32::load(p);
+  if (n >= F32::lanes) return F32::load(p);
   alignas(64) float buffer[F32::lanes];
   alignas(64) T raw[F32::lanes] = {};
   std::memcpy(raw, p, static_cast<std::size_t>(n) * sizeof(T));
@@ -26,7 +26,7 @@ inline F32 load_some(const T* p, int n, float fill = 0.0F) {
 
 template <class T>
 inline void store_some(F32 x, T* p, int n) {
-  if (n == F32::lanes) return x.store(p);
+  if (n >= F32::lanes) return x.store(p);
   alignas(64) T raw[F32::lanes];
   x.store(raw);
   std::memcpy(p, raw, static_cast<std::size_t>(n) * sizeof(T));
@@ -48,13 +48,17 @@ inline void pad(float* z, std::int64_t n, float fill) {
 
 // z[0, n) -> exp(z - m), 0 at the target; see table.hpp. Padding holds 0 afterwards.
 inline LeafResult leaf(float* z, std::int64_t n, std::int64_t target, bool want_k) {
-  pad(z, n, -INFINITY);
-  constexpr int step = 4 * F32::lanes;
-  F32 top[4] = {F32(-INFINITY), F32(-INFINITY), F32(-INFINITY), F32(-INFINITY)};
-  for (std::int64_t i = 0; i < n; i += step)
-    for (int u = 0; u < 4; ++u) top[u] = maximum(F32::load(z + i + u * F32::lanes), top[u]);
+  if (n % 64 != 0) pad(z, n, -INFINITY);
+  constexpr int lanes = F32::lanes, step = 4 * lanes;
+  F32 top0(-INFINITY), top1 = top0, top2 = top0, top3 = top0;
+  for (std::int64_t i = 0; i < n; i += step) {
+    top0 = maximum(F32::load(z + i), top0);
+    top1 = maximum(F32::load(z + i + lanes), top1);
+    top2 = maximum(F32::load(z + i + 2 * lanes), top2);
+    top3 = maximum(F32::load(z + i + 3 * lanes), top3);
+  }
   LeafResult out;
-  out.m = max_of(maximum(maximum(top[0], top[1]), maximum(top[2], top[3])));
+  out.m = max_of(maximum(maximum(top0, top1), maximum(top2, top3)));
   // A leaf without a finite logit: any reference gives exponentials of 0.
   F32 const m(out.m == -INFINITY ? 0.0F : out.m);
   out.k = 0.0F;
@@ -71,16 +75,19 @@ inline LeafResult leaf(float* z, std::int64_t n, std::int64_t target, bool want_
     out.z_y = z[target];
     z[target] = -INFINITY;
   }
-  F32 sum[4] = {F32(0.0F), F32(0.0F), F32(0.0F), F32(0.0F)};
+  F32 sum0(0.0F), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+  auto exponential = [&](float* at) {
+    F32 const e = exp2_of(contract::exponent(F32::load(at), m));
+    e.store(at);
+    return e;
+  };
   for (std::int64_t i = 0; i < n; i += step) {
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) {
-      F32 const e = exp2_of(contract::exponent(F32::load(z + i + u * F32::lanes), m));
-      e.store(z + i + u * F32::lanes);
-      sum[u] = sum[u] + e;
-    }
+    sum0 = sum0 + exponential(z + i);
+    sum1 = sum1 + exponential(z + i + lanes);
+    sum2 = sum2 + exponential(z + i + 2 * lanes);
+    sum3 = sum3 + exponential(z + i + 3 * lanes);
   }
-  out.r = sum_of((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  out.r = sum_of((sum0 + sum1) + (sum2 + sum3));
   return out;
 }
 

@@ -88,7 +88,7 @@ struct RowKernels {
   void (*merge_rows)(const float* m, const float* r, const float* k, std::int64_t leaves, std::int64_t stride,
                      std::int64_t vocab, std::int64_t i0, std::int64_t i1, float* m_out, float* r_out, float* k_out,
                      float* scratch);
-  // Given logits, one row: leaf statistics in m, r, k, n [leaves + 64]; exponentials relative to each leaf's m to e
+  // Given logits, one row: leaf statistics in m, r, k, n [leaves]; exponentials relative to each leaf's m to e
   // (null: not kept). Returns z_y. Then the same tree over leaves, in place: the result is element 0.
   float (*logits_row)(const void* z, contract::DType dtype, std::int64_t vocab, std::int64_t target, bool want_k,
                       float* m, float* r, float* k, float* e);

@@ -22,6 +22,11 @@ struct F32 {
   }
   LL_OP void store(float* p) const { _mm512_storeu_ps(p, v); }
   LL_OP void store(bf16* p) const {
+#if defined(LL_BF16_CONVERT)
+    // To nearest even; subnormals of bf16 (below 1.2e-38) become 0.
+    __m256bh const half = _mm512_cvtneps_pbh(v);
+    std::memcpy(p, &half, sizeof half);
+#else
     __m512i const u = _mm512_castps_si512(v);
     __m512i const high = _mm512_srli_epi32(u, 16);
     __m512i const bias = _mm512_add_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
@@ -29,6 +34,7 @@ struct F32 {
     __mmask16 const nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     __m512i const words = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words));
+#endif
   }
   LL_OP void store(f16* p) const {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

@@ -23,6 +23,7 @@
 #include "contract/coefficients.hpp"
 
 #define LL_OP [[gnu::always_inline]] inline
+#define LL_BF16_CONVERT
 
 // The vector comes first: the kernels are written on it.
 // clang-format off
@@ -36,6 +37,7 @@ namespace logitless::cpu::avx512bf16 {
 struct DotProduct {
   using Operand = bf16;
   static constexpr int mr = 6, nr = 64, ks = 32, k_block = 16;
+  static constexpr bool a_stays = false;
   static constexpr std::int64_t word(int k, int g) { return k * nr + g; }
 
   static inline void tile(const char* a, const char* b, std::int64_t steps, float* c, bool add) {
