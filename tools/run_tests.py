@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -39,6 +40,11 @@ class Tally:
 
 def tail(text, lines=40):
     return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def cpu_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def environment(scope=None, extra=None):
@@ -248,12 +254,13 @@ def main():
         chosen = {"release": (matching, True, f"tests of the release build that match {options.only}")}
     for name, (function, _, what) in chosen.items():
         before = (tally.passed, len(tally.failed), len(tally.skipped))
-        start = time.monotonic()
+        start, start_cpu = time.monotonic(), cpu_seconds()
         print(f"{name:8} {what} ...", flush=True)
         function(tally, options)
         passed, failed, skipped = (now - then for now, then in zip(
             (tally.passed, len(tally.failed), len(tally.skipped)), before))
-        print(f"{name:8} {passed} passed, {failed} failed, {skipped} skipped in {time.monotonic() - start:.0f} s", flush=True)
+        print(f"{name:8} {passed} passed, {failed} failed, {skipped} skipped in {time.monotonic() - start:.0f} s "
+              f"(processors {cpu_seconds() - start_cpu:.0f} s)", flush=True)
     if options.quick and not options.only:
         print("not part of --quick: " + ", ".join(name for name, step in STEPS.items() if not step[1])
               + ", tests labelled slow, the wider conformance")
