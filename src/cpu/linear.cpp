@@ -337,10 +337,11 @@ class LinearRun {
     parallel(executor_, groups, [&](std::int64_t g) {
       std::int64_t const h0 = g * leaf_columns, columns = std::min(leaf_columns, p_.hidden - h0);
       product_.pack_b_cols(x_source(), 0, n_, h0, columns, plan_.bf16_products ? scale_ : nullptr,
-                           x_columns_ + h0 * chunk_steps() * segment_bytes);
+                           bad_in_chunk_ ? bad_ : nullptr, x_columns_ + h0 * chunk_steps() * segment_bytes);
       if (!smoothing_corrections()) return;
       std::fill(x_sum_ + h0, x_sum_ + h0 + columns, 0.0F);
-      for (std::int64_t i = 0; i < n_; ++i) add_row(x_source(), i, h0, columns, c_[i], x_sum_ + h0);
+      for (std::int64_t i = 0; i < n_; ++i)
+        if (!marked(i)) add_row(x_source(), i, h0, columns, c_[i], x_sum_ + h0);
     });
   }
 
@@ -433,7 +434,7 @@ class LinearRun {
                            std::int64_t r1) {
     std::int64_t const columns = std::min(leaf_columns, p_.hidden - h0), steps = ceil_div(width, product_.ks);
     bool const add = b0 > 0 || (dx_direct() && p_.accumulate_dx);
-    product_.pack_b_cols(w_source(), b0, width, h0, columns, nullptr, s.columns);
+    product_.pack_b_cols(w_source(), b0, width, h0, columns, nullptr, nullptr, s.columns);
     for (std::int64_t r = r0; r < r1; r += macro_rows_) {
       std::int64_t const rows = std::min(macro_rows_, r1 - r);
       product_.multiply(d_rows_ + panel_offset(r, steps), s.columns, steps, rows, columns, s.tile);
@@ -510,6 +511,7 @@ class LinearRun {
   std::int64_t macro_rows_ = 0, leaves_ = 0, hidden_steps_ = 0, column_bytes_ = 0, tile_floats_ = 0;
   std::int64_t row0_ = 0, n_ = 0;  // the chunk: kept rows [row0, row0 + n)
   std::int64_t bad_rows_ = 0;
+  bool bad_in_chunk_ = false;
   double total_ = 0.0;
   char *thread_columns_ = nullptr, *x_panels_ = nullptr, *x_columns_ = nullptr, *d_rows_ = nullptr,
        *d_columns_ = nullptr;

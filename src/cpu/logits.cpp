@@ -148,6 +148,7 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
     if (p.dz != DType::none) std::memset(row_of(o.dz, i), 0, static_cast<std::size_t>(p.vocab * size_of(p.dz)));
   });
   double total = 0.0;
+  outcome->bad = 0;
   for (std::int64_t i = 0; i < p.rows; ++i) {
     total += run.loss[i];
     outcome->bad += run.bad[i];

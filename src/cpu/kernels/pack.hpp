@@ -128,7 +128,7 @@ inline void columns16(bf16* dst, const bf16* src, std::int64_t n, float scale) {
 
 template <class P>
 inline void pack_b_cols(const Source& src, std::int64_t r0, std::int64_t k, std::int64_t c0, std::int64_t n,
-                        const float* scale, char* dst) {
+                        const float* scale, const float* skip, char* dst) {
   using Operand = typename P::Operand;
   constexpr int pair = static_cast<int>(4 / sizeof(Operand));  // rows in a word
   with_source<P>(src, [&](auto tag) {
@@ -146,7 +146,7 @@ inline void pack_b_cols(const Source& src, std::int64_t r0, std::int64_t k, std:
                   P::word(word_row, static_cast<int>(c % P::nr));
         if constexpr (pair == 2) {
           // Whole pairs of unscaled rows are interleaved where they lie.
-          if (scale == nullptr && src.col_stride == 2 && row + 1 < k && c + 16 <= n) {
+          if (scale == nullptr && skip == nullptr && src.col_stride == 2 && row + 1 < k && c + 16 <= n) {
             interleave16(reinterpret_cast<const bf16*>(src.row(r0 + row)) + c0 + c,
                          reinterpret_cast<const bf16*>(src.row(r0 + row + 1)) + c0 + c, d);
             continue;
@@ -154,7 +154,7 @@ inline void pack_b_cols(const Source& src, std::int64_t r0, std::int64_t k, std:
         }
         for (int half = 0; half < pair; ++half) {
           auto* out = pair == 1 ? reinterpret_cast<Operand*>(d) : columns[half];
-          if (row + half >= k) {
+          if (row + half >= k || (skip != nullptr && skip[row + half] != 0.0F)) {
             std::memset(out, 0, 16 * sizeof(Operand));
             continue;
           }

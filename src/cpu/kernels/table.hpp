@@ -54,9 +54,10 @@ struct ProductKernels {
   void (*pack_a)(const Source& src, std::int64_t r0, std::int64_t rows, std::int64_t c0, std::int64_t k, char* dst);
   // n source rows (the product's columns) x K adjacent elements -> B panels (W for X W^T).
   void (*pack_b_rows)(const Source& src, std::int64_t r0, std::int64_t n, std::int64_t k, char* dst);
-  // K source rows x n columns -> B panels, row i scaled by scale[i] when not null (W for D W, X for D^T X).
+  // K source rows x n columns -> B panels (W for D W, X for D^T X). Row i is scaled by scale[i] and is zero, whatever
+  // it holds, where skip[i] is not 0; either may be null.
   void (*pack_b_cols)(const Source& src, std::int64_t r0, std::int64_t k, std::int64_t c0, std::int64_t n,
-                      const float* scale, char* dst);
+                      const float* scale, const float* skip, char* dst);
   // C [rows, 256] = A B over k_steps steps; n columns, rows and n rounded up to panels.
   void (*multiply)(const char* a, const char* b, std::int64_t k_steps, std::int64_t rows, std::int64_t n, float* c);
   // C [rows, cols] fp32 (ld 256) -> operand panels of D and of D^T: da rows t0.., columns j0..; either may be null.
