@@ -85,9 +85,11 @@ def sources():
 
 
 def step_format(tally, _options):
-    files = sources()
+    frozen = ROOT / "tests" / "api" / "frozen"  # headers of past versions stay as they were
+    files = [path for path in sources() if not (path.suffix == ".h" and path.parent == frozen)]
     good, text = execute("format", ["clang-format-19", "--dry-run", "-Werror", "--fallback-style=none", *files])
-    record(tally, "format", good, text)
+    wrong = sorted(set(re.findall(r"^(\S+?):\d+:\d+: error: code should be clang-formatted", text, flags=re.M)))
+    record(tally, "format", good, "clang-format-19 -i " + " ".join(wrong) if wrong else text)
 
 
 def record(tally, name, good, text):
