@@ -110,12 +110,13 @@ void extract(const Options& options) {
   for (const std::string& paragraph : text.paragraphs) file << paragraph << '\n';
   file.flush();
   if (!file) throw InputError("--extract: '" + options.extract + "' cannot be written");
+  std::printf("text: %s, %s paragraphs, %s bytes\n", source.c_str(),
+              number_text(static_cast<std::int64_t>(text.paragraphs.size())).c_str(), number_text(text.bytes).c_str());
 }
 
-// What a fresh run prepares and a resumed one finds in its folder.
+// Text to vocabulary and tokens, saved in the run's folder.
 struct Prepared {
-  Corpus corpus;
-  std::string source, size;
+  std::string source, size;  // in words
 };
 
 Prepared prepare(const Options& options, const fs::path& out, Progress& progress) {
@@ -132,8 +133,8 @@ Prepared prepare(const Options& options, const fs::path& out, Progress& progress
   progress.show("training the vocabulary ...");
   const Tokenizer tokenizer = Tokenizer::train(train, options.vocab, static_cast<int>(options.threads));
   progress.show("encoding the text ...");
-  prepared.corpus = encode_corpus(tokenizer, train, held_out);
-  const auto tokens = static_cast<std::int64_t>(prepared.corpus.train.size() + prepared.corpus.held_out.size());
+  const Corpus corpus = encode_corpus(tokenizer, train, held_out);
+  const auto tokens = static_cast<std::int64_t>(corpus.train.size() + corpus.held_out.size());
   prepared.size =
       format("%.1f MB, ", static_cast<double>(text.bytes) * 1e-6) + number_text(tokens) + " tokens, 5 % held out";
   progress.say("text: " + prepared.source + ", " + prepared.size);
@@ -141,7 +142,7 @@ Prepared prepare(const Options& options, const fs::path& out, Progress& progress
                (tokenizer.vocab() < options.vocab
                     ? ", as many as this text supports (asked for up to " + number_text(options.vocab) + ")"
                     : std::string()));
-  save_corpus(out, prepared.corpus, tokenizer);
+  save_corpus(out, corpus, tokenizer);
   return prepared;
 }
 
@@ -253,6 +254,25 @@ void make_folder(const fs::path& out) {
   }
 }
 
+HeadSplit measure_split(const Options& options, const Sizes& sizes) {
+  const HeadShape shape{options.rows, sizes.hidden, sizes.vocab}, wide{options.rows, 2 * sizes.hidden, sizes.vocab};
+  for (const std::uint64_t budget : {options.budget, std::uint64_t{0}}) {  // twice the width may need more
+    const HeadMeasurement at_h = measure_head({"logitless", shape, budget, 5}, options);
+    const HeadMeasurement at_2h = measure_head({"logitless", wide, budget, 5}, options);
+    if (at_h.seconds > 0 && at_2h.seconds > 0) return split_by_width(at_h, at_2h);
+  }
+  throw std::runtime_error("the head cannot be measured in a process of its own");
+}
+
+Trainer make_trainer(const Options& options, std::int64_t vocab, Corpus corpus, Products& products) {
+  try {
+    return Trainer(options, vocab, std::move(corpus), products);
+  } catch (const logitless::Error& error) {
+    if (error.status() != LL_ERROR_BUDGET) throw;
+    throw UsageError(std::string("--budget: ") + error.what());
+  }
+}
+
 // Everything after training: measurements, sentences, the page. Can be had again by --resume.
 Findings examine(Trainer& trainer, const Tokenizer& tokenizer, const Options& options, Products& products,
                  const fs::path& out, Progress& progress) {
@@ -276,10 +296,7 @@ Findings examine(Trainer& trainer, const Tokenizer& tokenizer, const Options& op
   found.errors = measure_gradients(trainer, options, products);
   found.memory = measure_memory(options, found.sizes, progress);
   progress.show("timing the head ...");
-  const HeadShape shape{options.rows, options.hidden, found.sizes.vocab},
-      wide{options.rows, 2 * options.hidden, found.sizes.vocab};
-  found.logitless_split = split_by_width(measure_head({"logitless", shape, options.budget}, options),
-                                         measure_head({"logitless", wide, options.budget}, options));
+  found.logitless_split = measure_split(options, found.sizes);
   for (std::uint64_t i = 0; i < 4; ++i) {
     found.sentences.push_back(one_line(tokenizer.decode(trainer.generate(i, 40, 0.8, 40))));
   }
@@ -315,28 +332,26 @@ int run(Options options) {
   if (options.every == 0) options.every = std::max<std::int64_t>(1, options.steps / 10);
   make_folder(out);
 
-  Corpus corpus;
-  if (options.resume) {
-    corpus = load_corpus(out);
-  } else {
+  if (!options.resume) {
     if (has_checkpoint(out)) {
       progress.say("note: '" + options.out +
                    "' holds a checkpoint, which this run replaces (--resume would continue it)");
     }
     Prepared prepared = prepare(options, out, progress);
     fs::remove(out / "checkpoint.json");
-    corpus = std::move(prepared.corpus);
     source = prepared.source;
     size = prepared.size;
   }
+  // A fresh run reads back what it saved, so that a resumed one cannot differ.
   const Tokenizer tokenizer = load_tokenizer(out);
+  Corpus corpus = load_corpus(out, tokenizer.vocab());
 
   Pool pool(static_cast<int>(options.threads));
   progress.show("measuring matrix products ...");
   const Speed speed = probe_products(pool, options.rows, options.hidden, tokenizer.vocab());
   if (options.products == "auto") options.products = speed.openblas > speed.eigen ? "openblas" : "eigen";
   Products products(pool, options.products == "openblas" ? Kernel::openblas : Kernel::eigen);
-  Trainer trainer(options, tokenizer.vocab(), std::move(corpus), products);
+  Trainer trainer = make_trainer(options, tokenizer.vocab(), std::move(corpus), products);
   if (options.resume) {
     trainer.load(out);
     progress.say("resumed after step " + std::to_string(trainer.done()) + " of " + std::to_string(options.steps));

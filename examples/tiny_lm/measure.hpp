@@ -16,18 +16,19 @@ namespace tiny_lm {
 struct HeadMeasurement {
   double peak_bytes = 0;   // resident, beside inputs and outputs
   double extra_bytes = 0;  // what the head says of itself
-  double seconds = 0;      // best of three
+  double seconds = 0;      // best of --steps runs
   double flops = 0;        // multiplied
   double product_seconds = 0;
 };
 // In this process: the body of --measure-head. Prints one JSON object.
 void print_head_measurement(const Options& options);
 
-// The same in a process of its own.
+// The same in a process of its own; all zero where that head cannot run, for example within too small a budget.
 struct HeadCase {
   std::string head;  // "dense" or "logitless"
   HeadShape shape;
   std::uint64_t budget = 0;
+  int runs = 1;  // the best time counts
 };
 HeadMeasurement measure_head(const HeadCase& which, const Options& options);
 // Bytes that may be asked of this machine without swapping.

@@ -67,7 +67,7 @@ const std::vector<Entry>& table() {
       {"--cli", "PATH", false, Word{&Options::cli, {}}, "the command line tool named in the last lines"},
       {"--extract", "FILE", false, Word{&Options::extract, {}}, "write the text, a paragraph a line, and stop"},
       {"--measure-head", "NAME", false, Word{&Options::measure_head, {"dense", "logitless"}},
-       "one head of --rows, --hidden, --vocab: print seconds, flops and peak bytes as JSON, and stop"},
+       "--steps runs of one head of --rows, --hidden, --vocab: print times and peak bytes, and stop"},
       {"--help", "", false, Flag{&Options::help}, "this text"},
   };
   return entries;
@@ -215,7 +215,9 @@ std::string bytes_text(double bytes) {
     ++unit;
   }
   std::array<char, 40> text{};
-  std::snprintf(text.data(), text.size(), "%.*f %s", bytes < 10 && unit > 0 ? 1 : 0, bytes, units[unit]);
+  // Two digits at least, but no ".0".
+  const bool tenths = unit > 0 && bytes < 9.95 && std::abs(bytes - std::round(bytes)) >= 0.05;
+  std::snprintf(text.data(), text.size(), "%.*f %s", tenths ? 1 : 0, bytes, units[unit]);
   return text.data();
 }
 

@@ -62,7 +62,8 @@ std::vector<double> round_ticks(double low, double high, int count) {
   const double raw = (high - low) / count, power = std::pow(10.0, std::floor(std::log10(raw)));
   const double step = power * (raw / power < 1.5 ? 1 : raw / power < 3.5 ? 2 : raw / power < 7.5 ? 5 : 10);
   std::vector<double> ticks;
-  for (double k = std::ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; ++k) ticks.push_back(k * step);
+  for (double k = std::ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; ++k)
+    ticks.push_back(k * step + 0.0);  // no "-0"
   return ticks;
 }
 
@@ -384,8 +385,8 @@ std::vector<std::string> ten_lines(const Findings& f, const std::filesystem::pat
   const MemoryPoint& own = f.memory_at(f.options.rows) != nullptr ? *f.memory_at(f.options.rows) : last;
   const auto memory = [&](const MemoryPoint& p) {
     return format("R = %s: Logitless %s (no limit: %s), dense %s", number_text(p.rows).c_str(),
-                  bytes_text(p.logitless_budgeted).c_str(), bytes_text(p.logitless).c_str(),
-                  p.dense > 0 ? bytes_text(p.dense).c_str() : "not measured");
+                  p.logitless_budgeted > 0 ? bytes_text(p.logitless_budgeted).c_str() : "over its budget",
+                  bytes_text(p.logitless).c_str(), p.dense > 0 ? bytes_text(p.dense).c_str() : "not measured");
   };
   return {
       "text        " + f.text_source + ": " + f.text_size,
@@ -433,7 +434,7 @@ std::string html(const Findings& f) {
                    number_text(static_cast<std::int64_t>(f.logitless_loss.size())) + " steps");
   page += tile(format("%.2f ×", f.head_speedup()),
                "the dense head takes " + milliseconds(dense.head) + " a step, Logitless " + milliseconds(ours.head));
-  if (last.dense > 0) {
+  if (last.dense > 0 && last.logitless_budgeted > 0) {
     page += tile(format("%.0f ×", last.dense / last.logitless_budgeted),
                  "less memory at R = " + number_text(last.rows) + ": " + bytes_text(last.logitless_budgeted) +
                      " instead of " + bytes_text(last.dense));
@@ -445,7 +446,7 @@ std::string html(const Findings& f) {
   page +=
       "<h2>The losses agree</h2>\n<p>Loss of each step on its own batch. The blue curve runs inside the orange band; "
       "below, what "
-      "is left between them: rounding, which training slowly amplifies.</p>\n" +
+      "is left between them (floor 10⁻⁸): rounding, which training slowly amplifies.</p>\n" +
       loss_chart(f);
   page += "<h2>Held-out perplexity</h2>\n" + perplexity_table(f);
 

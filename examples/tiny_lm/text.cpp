@@ -189,16 +189,17 @@ bool is_prose_or_source(const fs::path& path) {
 
 std::vector<std::vector<std::string>> read_rdb(std::string_view data) {
   std::vector<std::vector<std::string>> vectors;
-  // A length beyond what zlib can make of the bytes that are left (1032 : 1) is a lie, and must not be allocated.
-  while (data.size() > 4) {
+  std::size_t at = 0;
+  while (at < data.size()) {
+    const std::string_view rest = data.substr(at);
     std::uint32_t expected = 0;
-    for (const char c : data.substr(0, 4)) expected = expected << 8 | static_cast<unsigned char>(c);
-    data.remove_prefix(4);
-    if (expected / 1032 > data.size()) break;
+    for (const char c : rest.substr(0, 4)) expected = expected << 8 | static_cast<unsigned char>(c);
+    // More than zlib can make of the bytes that are left (1032 : 1) is a lie, and must not be allocated.
     std::size_t used = 0;
-    const auto record = inflate_front(data, expected, &used);
-    if (!record) break;
-    data.remove_prefix(used);
+    std::optional<std::string> record;
+    if (rest.size() > 4 && expected / 1032 <= rest.size()) record = inflate_front(rest.substr(4), expected, &used);
+    if (!record) throw DamagedRecord("the record at byte " + std::to_string(at) + " is damaged");
+    at += 4 + used;
     if (auto lines = character_vector(*record)) vectors.push_back(std::move(*lines));
   }
   return vectors;
@@ -210,12 +211,14 @@ Text read_text(const fs::path& path) {
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status)) throw InputError("--text: '" + path.string() + "' does not exist");
   if (!fs::is_directory(status)) {
-    if (!add_file(path, text)) {
-      throw InputError("--text: '" + path.string() + "' is not text (" +
-                       (path.extension() == ".rdb" ? "no record of R's character vectors" : "it holds NUL bytes") +
-                       "); give a text file, a folder of them, or an Rdata.rdb");
+    std::string fault = path.extension() == ".rdb" ? "no record holds R's character vectors" : "it holds NUL bytes";
+    try {
+      if (add_file(path, text)) return text;
+    } catch (const DamagedRecord& damaged) {
+      fault = damaged.what();
     }
-    return text;
+    throw InputError("--text: '" + path.string() + "' is not text (" + fault +
+                     "); give a text file, a folder of them, or an Rdata.rdb");
   }
   std::vector<fs::path> files;
   const auto options = fs::directory_options::skip_permission_denied;
@@ -229,7 +232,13 @@ Text read_text(const fs::path& path) {
     if (is_prose_or_source(entry->path())) files.push_back(entry->path());
   }
   std::sort(files.begin(), files.end());
-  for (const fs::path& file : files) add_file(file, text);
+  for (const fs::path& file : files) {
+    try {
+      add_file(file, text);
+    } catch (const DamagedRecord&) {  // an .rdb of another compression; a folder may hold anything
+      continue;
+    }
+  }
   if (text.files == 0) throw InputError("--text: '" + path.string() + "' holds no text file");
   return text;
 }

@@ -20,6 +20,10 @@ struct InputError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+struct DamagedRecord : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 struct Text {
   std::vector<std::string> paragraphs;
   std::int64_t files = 0;
@@ -28,7 +32,8 @@ struct Text {
 
 Text read_text(const std::filesystem::path& path);
 
-// The character vectors of an Rdata.rdb, each a list of lines. Records that hold something else are passed over.
+// The character vectors of an Rdata.rdb, each a list of lines. Records that hold something else are passed over; a
+// damaged one throws DamagedRecord with its place.
 std::vector<std::vector<std::string>> read_rdb(std::string_view data);
 
 }  // namespace tiny_lm

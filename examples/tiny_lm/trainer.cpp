@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <numeric>
@@ -199,7 +200,8 @@ std::vector<std::int32_t> Trainer::generate(std::uint64_t stream, int count, dou
   while (static_cast<int>(tokens.size()) < count) {
     context_at(tokens, static_cast<std::int64_t>(tokens.size()), context.data());
     const float* x = body_.forward(parameters, context.data(), 1);
-    const Eigen::VectorXf z = weight * Eigen::Map<const Eigen::VectorXf>(x, sizes_.hidden);
+    Eigen::VectorXf z = weight * Eigen::Map<const Eigen::VectorXf>(x, sizes_.hidden);
+    if (tokens.size() < 5) z[Tokenizer::end] = -std::numeric_limits<float>::infinity();  // say something
     std::iota(order.begin(), order.end(), 0);
     const std::int64_t kept = std::min<std::int64_t>(top, sizes_.vocab);
     std::partial_sort(order.begin(), order.begin() + kept, order.end(),
@@ -286,11 +288,17 @@ void save_corpus(const fs::path& dir, const Corpus& corpus, const Tokenizer& tok
   files::write((dir / "tokens.safetensors").string(), sources);
 }
 
-Corpus load_corpus(const fs::path& dir) {
+Corpus load_corpus(const fs::path& dir, std::int64_t vocab) {
   const files::File file((dir / "tokens.safetensors").string());
   Corpus corpus;
   read_tensor<std::int32_t>(file, "train", corpus.train);
   read_tensor<std::int32_t>(file, "held_out", corpus.held_out);
+  for (const auto* tokens : {&corpus.train, &corpus.held_out}) {
+    const bool good = !tokens->empty() && std::all_of(tokens->begin(), tokens->end(),
+                                                      [&](std::int32_t token) { return token >= 0 && token < vocab; });
+    if (!good)
+      throw UsageError("--resume: '" + file.path() + "' does not suit its vocabulary; start anew without --resume");
+  }
   return corpus;
 }
 

@@ -88,7 +88,7 @@ bool has_checkpoint(const std::filesystem::path& dir);
 
 // Tokens and vocabulary of a run, so that resuming does not need the text.
 void save_corpus(const std::filesystem::path& dir, const Corpus& corpus, const Tokenizer& tokenizer);
-Corpus load_corpus(const std::filesystem::path& dir);
+Corpus load_corpus(const std::filesystem::path& dir, std::int64_t vocab);
 Tokenizer load_tokenizer(const std::filesystem::path& dir);
 
 }  // namespace tiny_lm
