@@ -22,17 +22,17 @@ def integers(*values):
 
 def character_vector(lines, version=3, attributes=b""):
     """R's serialisation of c(...): each line is text, NA, or (bytes, flag of its encoding)."""
-    out = b"X\n" + integers(version, 0x040201, 0x030500)
+    parts = [b"X\n", integers(version, 0x040201, 0x030500)]
     if version == 3:
-        out += integers(5) + b"UTF-8"
-    out += integers(16 | (0x200 if attributes else 0), len(lines))
+        parts += [integers(5), b"UTF-8"]
+    parts.append(integers(16 | (0x200 if attributes else 0), len(lines)))
     for line in lines:
         if line is NA:
-            out += integers(9, -1)
+            parts.append(integers(9, -1))
             continue
         data, flag = line if isinstance(line, tuple) else (line.encode(), ASCII if line.isascii() else UTF8)
-        out += integers(9 | flag, len(data)) + data
-    return out + attributes
+        parts += [integers(9 | flag, len(data)), data]
+    return b"".join(parts) + attributes
 
 
 def record(content):
