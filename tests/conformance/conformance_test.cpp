@@ -61,7 +61,7 @@ TEST_P(Linear, AgreesWithReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, Linear,
-                         ::testing::Combine(::testing::ValuesIn(all_cpu_targets()),
+                         ::testing::Combine(::testing::ValuesIn(all_targets()),
                                             ::testing::Range(0, static_cast<int>(kMixtures.size()))),
                          [](const auto& parameter) {
                            const Mixture m = kMixtures[static_cast<std::size_t>(std::get<1>(parameter.param))];
@@ -81,7 +81,7 @@ TEST_P(Logits, AgreesWithReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, Logits,
-                         ::testing::Combine(::testing::ValuesIn(all_cpu_targets()),
+                         ::testing::Combine(::testing::ValuesIn(all_targets()),
                                             ::testing::Values(DType::f32, DType::bf16, DType::f16)),
                          [](const auto& parameter) {
                            return std::string(cpu::target_name(*std::get<0>(parameter.param))) + "_" +

@@ -84,8 +84,8 @@ class CpuBackend final : public Backend {
   std::string name() const override { return cpu::target_name(target_); }
 
   plan::Plan plan_of(const Problem& problem) const {
-    const plan::Machine machine =
-        cpu::machine_of(target_, machine_threads > 0 ? machine_threads : executor_.threads());
+    plan::Machine machine = cpu::machine_of(target_, machine_threads > 0 ? machine_threads : executor_.threads());
+    if (machine.bf16_products && machine.bf16_gflops == 0.0) machine.bf16_gflops = 1.0;  // a target without tuning
     if (least_budget) {
       Problem small = problem;
       small.budget = 1;
@@ -105,7 +105,8 @@ class CpuBackend final : public Backend {
       s.scaled_x = true;
     } else if (plan.kept_blocks > 0 && contract::is_half(plan.e_dtype)) {
       s.unit = unit_of(plan.e_dtype);
-      if (plan.e_dtype == DType::f16) s.absolute = 4.0 * underflow_of(DType::f16);
+      // fp16 exponentials are kept scaled so that their largest nearly fills the format (2^15).
+      if (plan.e_dtype == DType::f16) s.absolute = 0x1p-14 * underflow_of(DType::f16);
     }
     return s;
   }

@@ -36,7 +36,10 @@ inline double underflow_of(DType t) {
   return t == DType::bf16 ? 0x1p-134 : t == DType::f16 ? 0x1p-25 : t == DType::f32 ? 0x1p-150 : 0.0;
 }
 
-inline double growth(double terms) { return std::min(terms + 1.0, 6.0 * std::sqrt(terms + 1.0)); }
+// repeated: the terms may all be one number, whose rounding errors add up.
+inline double growth(double terms, bool repeated) {
+  return repeated ? terms + 1.0 : std::min(terms + 1.0, 6.0 * std::sqrt(terms + 1.0));
+}
 
 struct Bounds {
   std::vector<double> nll, loss, lse, one_minus_p, sum, z_y;  // [R]
@@ -45,9 +48,20 @@ struct Bounds {
   std::vector<double> upstream;                      // [R] g_i
   double total = 0.0;                                // of the reduced loss
 
-  Bounds(const Case& c, const Data& data, const Storage& storage) : c_(c), data_(data), storage_(storage) { derive(); }
+  Bounds(const Case& c, const Data& data, const Storage& storage) : c_(c), data_(data), storage_(storage) {
+    for (Layout layout : {c.x_layout, c.w_layout}) {
+      repeated_ = repeated_ || layout == Layout::shared_row || layout == Layout::shared_column;
+    }
+    derive();
+  }
 
  private:
+  double growth(double terms) const { return test::growth(terms, repeated_); }
+  // Roundings to 16 bits of entries whose sizes have this sum and this sum of squares.
+  double rounded_apart(double sizes, double squares) const {
+    return repeated_ ? sizes : std::min(sizes, 5.0 * std::sqrt(squares));
+  }
+
   void derive() {
     const std::int64_t rows = c_.rows, vocab = c_.vocab;
     const auto n = static_cast<std::size_t>(rows);
@@ -77,7 +91,7 @@ struct Bounds {
     dw.assign(v, 0.0);
     for (std::size_t j = 0; j < v; ++j) {
       dw[j] = dw_sure_[j] + rows_growth * kUnit * dw_mass_[j] +
-              unit * std::min(dw_mass_[j], 5.0 * std::sqrt(dw_random_[j]));
+              unit * rounded_apart(dw_mass_[j], dw_random_[j]);
     }
   }
 
@@ -92,6 +106,7 @@ struct Bounds {
       for (std::int64_t k = 0; k < c_.hidden; ++k) {
         const double value = data_.w.at(j, k);
         w_t_[static_cast<std::size_t>(k * c_.vocab + j)] = value;
+        if (!std::isfinite(value)) continue;  // it masks its class, whose p is exactly 0
         square += value * value;
         double& most = w_max_[static_cast<std::size_t>(j)];
         most = std::max(most, std::abs(value));
@@ -121,10 +136,17 @@ struct Bounds {
     }
 
     const auto y = static_cast<std::size_t>(target(i));
-    const double top = *std::max_element(z.begin(), z.end());
+    double top = -INFINITY;
+    bool bad = false;
+    for (double value : z) {
+      bad = bad || std::isnan(value) || value == INFINITY;
+      top = std::max(top, value);
+    }
+    if (bad || top == -INFINITY) return 0.0;  // NaN is the only right answer, and nothing is left in dW
     const auto first_leaf = static_cast<std::ptrdiff_t>(std::min<std::int64_t>(storage_.leaf, vocab));
     const double first_top = *std::max_element(z.begin(), z.begin() + first_leaf);
-    const double apart = (top - first_top) + 1.0;  // of the row's maximum and the reference of kept exponentials
+    // Of the row's maximum and the reference of kept exponentials; exp() of fp32 reaches no further than 128.
+    const double apart = std::min(top - first_top, 127.0) + 1.0;
     double s = 0.0;
     for (std::size_t j = 0; j < v; ++j) s += std::exp(z[j] - top);
     const double log_s = std::log(s);
@@ -136,11 +158,12 @@ struct Bounds {
     for (std::size_t j = 0; j < v; ++j) {
       const double distance = top - z[j];
       p[j] = std::exp(-distance - log_s);
+      distance_mean += distance / static_cast<double>(vocab);  // infinite when a class is masked, as is the loss
+      if (p[j] == 0.0) continue;
       const double logit =
           c_.kind == Kind::linear ? growth(static_cast<double>(c_.hidden)) * kUnit * x_norm * w_norm_[j] : 0.0;
       eta[j] = logit + (2.3 * distance + summed) * kUnit;
       eta_mean += p[j] * eta[j];
-      distance_mean += distance / static_cast<double>(vocab);
       dz_mean += logit / static_cast<double>(vocab);
     }
     double others = 0.0, r = 0.0;
@@ -161,11 +184,12 @@ struct Bounds {
     lse[row] = eta_mean + 2.0 * kUnit * (std::abs(top + log_s) + std::abs(log_s));
     const double alpha = c_.uniform_alpha();
     const double k_error = dz_mean + (summed + 3.0) * kUnit * distance_mean;
-    loss[row] = std::abs(1.0 - alpha) * nll[row] +
-                alpha * (eta_mean + k_error + 3.0 * kUnit * (std::abs(log_s) + distance_mean));
+    const double soft = eta_mean + k_error + 3.0 * kUnit * (std::abs(log_s) + distance_mean);
+    loss[row] = (alpha == 1.0 ? 0.0 : std::abs(1.0 - alpha) * nll[row]) + (alpha == 0.0 ? 0.0 : alpha * soft);
     // sum_j z_j = k + V m, formed by the test in double.
     sum[row] = static_cast<double>(vocab) * (k_error + kUnit * (std::abs(top) + apart));
-    const double loss_value = std::abs((1.0 - alpha) * nll_value + alpha * (log_s + distance_mean));
+    const double loss_value = std::abs((alpha == 1.0 ? 0.0 : (1.0 - alpha) * nll_value) +
+                                       (alpha == 0.0 ? 0.0 : alpha * (log_s + distance_mean)));
     if (!c_.wants_gradient()) return loss_value;
 
     // A backward from lse in fp32 knows p only as exp(z - lse).
@@ -198,13 +222,14 @@ struct Bounds {
       }
     }
     dx[row] = sure + absolute + (growth(static_cast<double>(vocab)) + 4.0) * kUnit * mass +
-              storage_.unit * std::min(mass, 5.0 * std::sqrt(squares));
+              storage_.unit * rounded_apart(mass, squares);
     return loss_value;
   }
 
   const Case& c_;
   const Data& data_;
   const Storage storage_;
+  bool repeated_ = false;  // rows or columns of an input are one in memory
   std::vector<double> w_t_, w_norm_, w_max_;             // W transposed [H,V]; |w_j| and max_k |W_jk| [V]
   std::vector<double> dw_sure_, dw_mass_, dw_random_;  // [V]
 };

@@ -43,10 +43,15 @@ struct Outputs {
 
 class CaseCheck {
  public:
-  CaseCheck(const Case& c, Backend& backend, RatioTable* ratios) : c_(c), backend_(backend), ratios_(ratios), data_(c) {}
+  CaseCheck(const Case& c, Backend& backend, RatioTable* ratios) : CaseCheck(c, Data(c), backend, ratios) {}
+  CaseCheck(const Case& c, const Data& data, Backend& backend, RatioTable* ratios)
+      : c_(c), backend_(backend), ratios_(ratios), data_(data) {}
+
+  // A column of dX that no rule fixes: where W holds an infinity, 0 * inf is NaN or 0.
+  std::int64_t free_dx_column = -1;
 
   std::string run() {
-    std::string error = compare_with_reference();
+    const std::string error = compare_with_reference();
     if (error.empty()) return error;
     return error + "\n  case " + c_.text() + "\n  on " + backend_.name() + ", " + backend_.describe(problem());
   }
@@ -277,6 +282,7 @@ class CaseCheck {
         if (std::isfinite(rounded)) rounded_square += rounded * rounded;
       }
       for (std::int64_t j = 0; j < got.cols(); ++j) {
+        if (j == free_dx_column && std::string(what) == "dX" && !std::isnan(truth.at(i, (j + 1) % got.cols()))) continue;
         const double old = added_to != nullptr ? added_to->at(i, j) : 0.0;
         const double want = truth.at(i, j) + old;
         const double tolerance = bound(i, j) + 2.0 * plain_error + unit * std::abs(want) + underflow +
@@ -286,13 +292,13 @@ class CaseCheck {
         if (std::isfinite(e)) square += e * e;
       }
     }
-    // Ratios of a handful of elements are luck.
-    if (ratios_ != nullptr && added_to == nullptr && plain && got.rows() * got.cols() >= 60) {
+    // Ratios of a handful of elements are luck; foreign statistics bring errors that the plain pipeline does not have.
+    const bool comparable = c_.call != Call::backward || c_.saved == Saved::own;
+    if (ratios_ != nullptr && comparable && added_to == nullptr && plain && got.rows() * got.cols() >= 60) {
       const std::string dtypes = c_.kind == Kind::linear
                                      ? std::string(" X ") + contract::name_of(c_.x) + " W " + contract::name_of(c_.w)
                                      : std::string(" z ") + contract::name_of(c_.z);
       const bool is_gradient = what[0] == 'd';
-      if (getenv("DBG") && std::sqrt(square)>3*std::sqrt(plain_square)) printf("RATIO %s %g %g %s\n", what, std::sqrt(square),std::sqrt(plain_square), c_.text().c_str());
       ratios_->add(backend_.name() + dtypes + ' ' + what + (is_gradient ? std::string(" ") + contract::name_of(got.dtype()) : ""),
                    std::sqrt(square), std::sqrt(plain_square), std::sqrt(rounded_square));
     }
@@ -322,7 +328,7 @@ class CaseCheck {
 
   // Any reference m is allowed, so what statistics mean is compared, not their numbers.
   std::string compare_stats(const Tensor& got, const Bounds& bounds) const {
-    const double vocab = static_cast<double>(c_.vocab);
+    const auto vocab = static_cast<double>(c_.vocab);
     for (std::int64_t i = 0; i < c_.rows; ++i) {
       const auto row = static_cast<std::size_t>(i);
       double g[4], t[4];
@@ -343,6 +349,7 @@ class CaseCheck {
         return differs("1 - p_y of stats", i, 1, g[1] / s, t[1] / s_true, q_tolerance);
       }
       if (!agrees(g[2], t[2], bounds.z_y[row])) return differs("z_y of stats", i, 2, g[2], t[2], bounds.z_y[row]);
+      if (c_.alpha == 0.0 && g[3] == 0.0) continue;  // only smoothing needs the sum
       const double sum = g[3] + vocab * g[0], sum_true = t[3] + vocab * t[0];
       if (!agrees(sum, sum_true, bounds.sum[row])) {
         return differs("sum z of stats", i, 3, sum, sum_true, bounds.sum[row]);

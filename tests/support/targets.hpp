@@ -1,37 +1,52 @@
-// The CPU targets as test parameters, and the one reason for which a test may skip: this machine lacks the target.
+// The targets as test parameters: the library's, and the tests' own emulated one, which runs everywhere. The one reason
+// for which a test may skip: this machine lacks the target.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "cpu/cpu.hpp"
 
 namespace logitless::test {
 
-inline std::vector<const cpu::Target*> all_cpu_targets() {
-  int count = 0;
-  const cpu::Target* const* targets = cpu::all_targets(&count);
-  return {targets, targets + count};
+extern const cpu::Target emulated_target;  // emulated_target.hpp
+
+inline bool supported(const cpu::Target& target, const char** why) {
+  if (&target != &emulated_target) return cpu::target_supported(target, why);
+  *why = "";
+  return true;
 }
 
-// Those that this machine runs.
-inline std::vector<const cpu::Target*> supported_cpu_targets() {
-  std::vector<const cpu::Target*> out;
-  for (const cpu::Target* target : all_cpu_targets()) {
-    const char* why = nullptr;
-    if (cpu::target_supported(*target, &why)) out.push_back(target);
-  }
+inline std::vector<const cpu::Target*> all_targets() {
+  int count = 0;
+  const cpu::Target* const* targets = cpu::all_targets(&count);
+  std::vector<const cpu::Target*> out(targets, targets + count);
+  out.push_back(&emulated_target);
   return out;
 }
+
+inline std::string target_parameter_name(const ::testing::TestParamInfo<const cpu::Target*>& parameter) {
+  return cpu::target_name(*parameter.param);
+}
+
+// Base of suites with a target as their parameter.
+class OnTarget : public ::testing::TestWithParam<const cpu::Target*> {
+ protected:
+  void SetUp() override {
+    const char* why = nullptr;
+    if (!supported(*GetParam(), &why)) GTEST_SKIP() << cpu::target_name(*GetParam()) << ": " << why;
+  }
+};
 
 }  // namespace logitless::test
 
 // A macro because GTEST_SKIP returns from the test that it stands in.
-#define LOGITLESS_SKIP_UNSUPPORTED(target)                                                  \
-  do {                                                                                      \
-    const char* why_unsupported = nullptr;                                                  \
-    if (!::logitless::cpu::target_supported(target, &why_unsupported)) {                    \
-      GTEST_SKIP() << ::logitless::cpu::target_name(target) << ": " << why_unsupported;     \
-    }                                                                                       \
+#define LOGITLESS_SKIP_UNSUPPORTED(target)                                              \
+  do {                                                                                  \
+    const char* why_unsupported = nullptr;                                              \
+    if (!::logitless::test::supported(target, &why_unsupported)) {                      \
+      GTEST_SKIP() << ::logitless::cpu::target_name(target) << ": " << why_unsupported; \
+    }                                                                                   \
   } while (false)
