@@ -325,9 +325,12 @@ class LinearRun {
         if (result.bad) c_[i] = 0.0F;
       }
     });
+    bad_in_chunk_ = false;
     for (std::int64_t i = 0; i < n_; ++i) {
       total_ += loss_[i];
-      if (marked(i)) ++bad_rows_;
+      if (!marked(i)) continue;
+      ++bad_rows_;
+      bad_in_chunk_ = true;
     }
   }
 
