@@ -172,7 +172,8 @@ ll_options default_options() {
 
 contract::Problem checked_problem(const ll_problem* problem, const ll_options* options, ll_backend backend) {
   const ll_problem p = read_struct(problem, "problem", "ll_problem", default_problem());
-  const ll_options o = read_struct(options, "options", "ll_options", default_options());
+  const ll_options o =
+      options == nullptr ? default_options() : read_struct(options, "options", "ll_options", default_options());
 
   check_enum("kind", p.kind, {{LL_LINEAR, "LL_LINEAR"}, {LL_LOGITS, "LL_LOGITS"}});
   check_enum("call", p.call,
