@@ -131,7 +131,7 @@ def ctest(tally, preset, scope=None, arguments=(), extra=None):
         return
     failures = 0
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        name = f"{preset}: {case.get('name')}"
+        name = f"{preset}: {re.sub(' +# GetParam.*', '', case.get('name'))}"
         output = case.findtext("system-out") or ""
         if case.get("status") == "run" and case.find("failure") is None:
             tally.passed += 1
@@ -148,9 +148,9 @@ def ctest(tally, preset, scope=None, arguments=(), extra=None):
 
 
 def skip_reason(output):
-    """The reason that a test printed: after gtest's "file:line: Skipped", or "SKIP: reason"."""
-    match = re.search(r"(?:^.*: Skipped\n(.+?)\n\n|^SKIP: (.*?)$)", output, flags=re.M | re.S)
-    return " ".join((match.group(1) or match.group(2)).split()) if match else "no reason given"
+    """The reason that a test printed: the line after gtest's "file:line: Skipped", or "SKIP: reason"."""
+    match = re.search(r"(?:: Skipped\n|^SKIP: )(.+)$", output, flags=re.M)
+    return match.group(1).strip() if match else "no reason given"
 
 
 def step_release(tally, options):
