@@ -15,6 +15,9 @@ PYTHON = os.environ.get("LOGITLESS_TORCH_PYTHON", sys.executable)
 def main():
     if not CLI:
         sys.exit("LOGITLESS_CLI is not set to the command to test")
+    if "not in this build" in subprocess.run([CLI, "bench", "--help"], capture_output=True, text=True, check=False).stdout:
+        print("SKIP: this build has no benchmarks (LOGITLESS_BUILD_BENCH is off)")
+        sys.exit(77)
     has_torch = subprocess.run([PYTHON, "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('torch'))"],
                                check=False)
     if has_torch.returncode != 0:
