@@ -14,6 +14,7 @@ import pathlib
 import re
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -221,9 +222,20 @@ def step_tidy(tally, _options):
     record(tally, "tidy", all(good for good, _ in results), findings or output)
 
 
+def step_nvcc(tally, _options):
+    """The contract is host and device code: nvcc must take it. No GPU runs it here."""
+    if shutil.which("nvcc") is None:
+        tally.skipped.append(("nvcc", "this machine has no nvcc"))
+        return
+    good, text = execute("nvcc", ["nvcc", "-std=c++20", "-arch=sm_80", "-Werror", "all-warnings", "-I", ROOT / "src", "-c",
+                                  ROOT / "tests" / "nvcc" / "contract.cu", "-o", LOGS / "contract.o"])
+    record(tally, "nvcc: the contract", good, text)
+
+
 # name: (function, part of --quick, what it is)
 STEPS = {
     "format": (step_format, True, "clang-format 19 over all C and C++ files"),
+    "nvcc": (step_nvcc, True, "the contract compiles for the device, where nvcc is"),
     "release": (step_release, True, "gcc 12, optimised, warnings are errors: all suites"),
     "fuzz": (step_fuzz, True, "libFuzzer on the file readers, clang 19, ASan + UBSan"),
     "clang": (step_clang, False, "clang 19, optimised, warnings are errors: compiles"),
