@@ -273,7 +273,7 @@ const Case kCases[] = {
     {"OutputsOverlap",
      LL_LINEAR,
      FB,
-     [](auto& s) { s.dx_view.data = s.dw.data() + 20; },
+     [](auto& s) { s.dx_view.data = s.dw.data() + 15; },
      {"grad_weight", "overlap", "grad_hidden", "must lie apart"}},
     {"OutputOverInput",
      LL_LINEAR,
@@ -288,7 +288,11 @@ const Case kCases[] = {
     {"RowOutputsOverlap",
      LL_LINEAR,
      F,
-     [](auto& s) { s.row_logprob_view.data = s.row_lse.data() + 3; },
+     [](auto& s) {
+       s.row_lse.resize(7, kSentinel);
+       s.row_lse_view.data = s.row_lse.data();
+       s.row_logprob_view.data = s.row_lse.data() + 3;
+     },
      {"row_logprob", "overlap", "row_lse"}},
     {"StatsOverLogits", LL_LOGITS, F, [](auto& s) { s.stats_view.data = s.z.data(); }, {"stats", "overlap", "logits"}},
     {"LossOverRowLoss",

@@ -184,6 +184,7 @@ typedef struct ll_problem {
 LL_API void ll_problem_init(ll_problem *problem) LL_NOEXCEPT;
 
 typedef struct ll_plan ll_plan;
+/* options may be null: the defaults. */
 LL_API ll_status ll_plan_create(ll_context *context, const ll_problem *problem, const ll_options *options,
                                 ll_plan **plan) LL_NOEXCEPT;
 LL_API void ll_plan_destroy(ll_plan *plan) LL_NOEXCEPT;
