@@ -222,20 +222,25 @@ def step_tidy(tally, _options):
     record(tally, "tidy", all(good for good, _ in results), findings or output)
 
 
-def step_nvcc(tally, _options):
-    """The contract is host and device code: nvcc must take it. No GPU runs it here."""
-    if shutil.which("nvcc") is None:
-        tally.skipped.append(("nvcc", "this machine has no nvcc"))
-        return
-    good, text = execute("nvcc", ["nvcc", "-std=c++20", "-arch=sm_80", "-Werror", "all-warnings", "-I", ROOT / "src", "-c",
-                                  ROOT / "tests" / "nvcc" / "contract.cu", "-o", LOGS / "contract.o"])
-    record(tally, "nvcc: the contract", good, text)
+def step_device(tally, _options):
+    """The contract is host and device code: clang must make PTX of it, and nvcc too where it is. Nothing runs."""
+    source, headers = ROOT / "tests" / "nvcc" / "contract.cu", ["-std=c++20", "-I", ROOT / "src"]
+    good, text = execute("device-clang", ["clang++-19", "-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_80",
+                                          "-nocudainc", "-nocudalib", "-Wall", "-Wextra", "-Werror",
+                                          "-Wno-unknown-cuda-version", "-include",
+                                          source.with_name("without_toolkit.h"), *headers, "-S", source, "-o",
+                                          LOGS / "contract.ptx"])
+    record(tally, "device: clang compiles the contract", good, text)
+    if shutil.which("nvcc"):
+        good, text = execute("device-nvcc", ["nvcc", "-arch=sm_80", "-Werror", "all-warnings", *headers, "-c", source,
+                                             "-o", LOGS / "contract.o"])
+        record(tally, "device: nvcc compiles the contract", good, text)
 
 
 # name: (function, part of --quick, what it is)
 STEPS = {
     "format": (step_format, True, "clang-format 19 over all C and C++ files"),
-    "nvcc": (step_nvcc, True, "the contract compiles for the device, where nvcc is"),
+    "device": (step_device, True, "the contract compiles for a GPU: clang 19, and nvcc where there is one"),
     "release": (step_release, True, "gcc 12, optimised, warnings are errors: all suites"),
     "fuzz": (step_fuzz, True, "libFuzzer on the file readers, clang 19, ASan + UBSan"),
     "clang": (step_clang, False, "clang 19, optimised, warnings are errors: compiles"),

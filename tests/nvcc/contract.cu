@@ -1,5 +1,5 @@
-// The contract compiles for the device: one thread takes logits in, finishes its row and leaves D. Compiled by ./test
-// where nvcc is (no GPU is needed); nothing runs it yet.
+// The contract compiles for the device: one thread takes logits in, finishes its row and leaves D. Compiled by ./test:
+// by clang without a CUDA toolkit, and by nvcc where there is one. Nothing runs it yet.
 #include "contract/coefficients.hpp"
 
 namespace contract = logitless::contract;
