@@ -5,6 +5,7 @@
 #include "plan/setting.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace logitless::plan {
 namespace {
@@ -18,8 +19,8 @@ using contract::size_of;
 constexpr double pack_ns = 0.35;
 constexpr double exponential_ns = 0.6;
 constexpr double scatter_ns = 1.0;
-// Two barriers a block, each leaving about a macro tile's work uneven.
-constexpr double barrier_ns = 2e4;
+// To wake the other threads for a loop, and to wait for them.
+constexpr double barrier_ns = 5e3;
 
 bool wants_dx(const Problem& p) { return p.dx != DType::none; }
 bool wants_dw(const Problem& p) { return p.dw != DType::none; }
@@ -34,12 +35,21 @@ std::int64_t recomputed_columns(const Problem& p, const Setting& s) {
   return p.call == Call::backward ? p.vocab : p.vocab - columns_of(p, s, s.kept_blocks);
 }
 
-// How often tasks over `columns` groups of 256 columns pack each of them: once for every group of macro tiles of rows
-// that the driver makes to occupy all threads.
-double packings(const Machine& m, std::int64_t columns, std::int64_t rows) {
+// Tasks over `columns` groups of 256 columns are split further by rows until there are four a thread (the driver's
+// rows_per_task). Each of them packs its columns again.
+double row_groups(const Machine& m, std::int64_t columns, std::int64_t rows) {
   std::int64_t const tiles = std::max<std::int64_t>(1, ceil_div(rows, m.macro_rows));
   std::int64_t const wanted = ceil_div(std::int64_t{4} * m.threads, std::max<std::int64_t>(1, columns));
   return static_cast<double>(ceil_div(tiles, ceil_div(tiles, std::min(wanted, tiles))));
+}
+
+// Nanoseconds of a loop over tasks that together take thread_ns: in its last round threads may find no task.
+double loop_ns(const Machine& m, double tasks, double thread_ns) {
+  return thread_ns * std::ceil(tasks / m.threads) / tasks;
+}
+
+double padded(std::int64_t n, std::int64_t unit) {
+  return static_cast<double>(round_up(n, unit)) / static_cast<double>(n);
 }
 
 }  // namespace
@@ -86,16 +96,18 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   std::int64_t const merge_bytes = forward ? leaves * 64 * 4 : 0;
   std::int64_t const packed = round_up(std::max(leaf_bytes, dx_bytes), 64) / 4,
                      slot = std::max(packed, merge_bytes / 4);
-  out.add("thread_columns", DType::f32, m.threads, slot, 1, slot - std::max(leaf_bytes, dx_bytes) / 4);
+  out.add("thread_columns", DType::f32, m.threads, slot, 1, m.threads * (slot - std::max(leaf_bytes, dx_bytes) / 4));
   std::int64_t const tile_rows = std::min(m.macro_rows, round_up(dw ? std::max(chunk, block) : chunk, mr));
-  out.add("thread_tile", DType::f32, m.threads, tile_rows, m.leaf, m.leaf - std::min({m.leaf, vocab, hidden}));
-  out.add("thread_slots", DType::i64, m.threads, 8, 1, 7);
+  std::int64_t const tile_tail = m.leaf - std::min({m.leaf, vocab, dw ? hidden : vocab});
+  out.add("thread_tile", DType::f32, m.threads, tile_rows, m.leaf, m.threads * tile_rows * tile_tail);
+  out.add("thread_slots", DType::i64, m.threads, 8, 1, m.threads * 7);
   if (forward) {
     out.add("leaf_m", DType::f32, leaves, chunk, 1);
     out.add("leaf_r", DType::f32, leaves, chunk, 1);
     if (smooth) out.add("leaf_k", DType::f32, leaves, chunk, 1);
   }
-  out.add("row_state", DType::f32, 9, chunk, 1);
+  // Of nine numbers a row, the smoothing term's needs smoothing, and three are coefficients of gradients.
+  out.add("row_state", DType::f32, 9, chunk, 1, ((smooth ? 0 : 1) + (gradient ? 0 : 3)) * chunk);
   out.add("row_loss", DType::f64, chunk, 1, 1);
   if (all_kept && dw) {
     // Panels of X are spent when the columns of X are packed.
@@ -130,48 +142,61 @@ double flops_of(const Problem& p, const Setting& s) {
 
 double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
   bool const bf16 = products_in_bf16(p, m), gradient = p.wants_gradient();
+  std::int64_t const n = std::min(s.chunk, std::max<std::int64_t>(1, p.rows)), block = std::min(s.block, p.vocab);
+  std::int64_t const mr = bf16 ? m.bf16_tile_rows : m.tile_rows, step = bf16 ? 2 * m.k_step : m.k_step;
   auto const rows = static_cast<double>(p.rows), hidden = static_cast<double>(p.hidden);
-  auto const vocab = static_cast<double>(p.vocab);
+  auto const vocab = static_cast<double>(p.vocab), chunks = static_cast<double>(chunks_of(p, s));
+  auto const blocks = static_cast<double>(ceil_div(p.vocab, s.block));
   double const hv = hidden * vocab, rv = rows * vocab, rh = rows * hidden;
   double const operand_bytes = bf16 ? 2.0 : 4.0, w_bytes = hv * static_cast<double>(size_of(p.w));
-  std::int64_t const blocks = ceil_div(p.vocab, s.block), n = std::min(s.chunk, std::max<std::int64_t>(1, p.rows));
-  auto const chunks = static_cast<double>(chunks_of(p, s));
+  double const product_ns = 2.0 * rows * hv / (bf16 ? m.bf16_gflops : m.f32_gflops);
+  double const logits_ns = product_ns * padded(n, mr) * padded(p.hidden, step);
 
-  double thread_ns = pack_ns * rh, bytes = 0.0;
+  double ns = 2.0 * pack_ns * rh / m.threads, bytes = 0.0;
   if (p.call != Call::backward) {
-    thread_ns += exponential_ns * rv + pack_ns * hv * chunks * packings(m, ceil_div(p.vocab, m.leaf), n);
+    std::int64_t const leaves = ceil_div(p.vocab, m.leaf);
+    double const groups = row_groups(m, leaves, n);
+    ns += loop_ns(m, static_cast<double>(leaves) * groups,
+                  logits_ns + exponential_ns * rv + pack_ns * hv * chunks * groups);
     bytes += w_bytes * chunks;
   }
   if (gradient) {
+    // D of each block, from logits again or from kept exponentials (written, which reads the line first, and read).
     double const again = static_cast<double>(recomputed_columns(p, s)) / vocab;
-    thread_ns += again * (exponential_ns * rv + pack_ns * hv * chunks * packings(m, s.block / m.leaf, n));
-    bytes += again * w_bytes * chunks;
-    // Kept exponentials are written (which reads the line first) and read.
-    bytes += (1.0 - again) * rv * 3.0 * static_cast<double>(size_of(kept_dtype(p)));
-    thread_ns += scatter_ns * rv + barrier_ns * static_cast<double>(blocks) * chunks * m.threads;
+    std::int64_t const leaves = ceil_div(block, m.leaf), columns = ceil_div(p.hidden, m.leaf);
+    double const groups = row_groups(m, leaves, n);
+    ns += loop_ns(m, static_cast<double>(leaves) * groups,
+                  again * (logits_ns + exponential_ns * rv + pack_ns * hv * chunks * groups) + scatter_ns * rv);
+    bytes += again * w_bytes * chunks + (1.0 - again) * rv * 3.0 * static_cast<double>(size_of(kept_dtype(p)));
+    double tasks = 0.0, thread_ns = 0.0;
     if (wants_dx(p)) {
-      thread_ns += pack_ns * hv * chunks * packings(m, ceil_div(p.hidden, m.leaf), n);
-      bytes += w_bytes * chunks + 2.0 * operand_bytes * rv + 8.0 * rh * static_cast<double>(blocks);
+      double const dx_groups = row_groups(m, columns, n);
+      tasks += static_cast<double>(columns) * dx_groups;
+      thread_ns += product_ns * padded(n, mr) + pack_ns * hv * chunks * dx_groups;
+      bytes += w_bytes * chunks + 2.0 * operand_bytes * rv + 8.0 * rh * blocks;
     }
     if (wants_dw(p)) {
-      thread_ns += pack_ns * rh;
+      tasks += static_cast<double>(columns) * row_groups(m, columns, block);
+      thread_ns += product_ns * padded(n, step);
       bytes += 2.0 * operand_bytes * rv;
       bytes += hv * (chunks > 1 ? 8.0 * chunks : static_cast<double>(size_of(p.dw)));
     }
+    ns += loop_ns(m, tasks, thread_ns);
+    if (m.threads > 1) ns += 2.0 * barrier_ns * blocks * chunks;
   }
-  double const rate = (bf16 ? m.bf16_gflops : m.f32_gflops) * 1e9 * m.threads;
-  return flops_of(p, s) / rate + thread_ns * 1e-9 / m.threads + bytes / (m.memory_gbytes * 1e9);
+  return ns * 1e-9 + bytes / (m.memory_gbytes * 1e9);
 }
 
 Ledger logits_ledger_of(const Problem& p, const Machine& m) {
   Ledger out;
   if (p.call != Call::backward) {
     std::int64_t const leaves = ceil_div(p.vocab, m.leaf);
-    out.add("thread_leaves", DType::f32, m.threads, 5, round_up(leaves, 16), round_up(leaves, 16) - leaves);
+    std::int64_t const array = round_up(leaves, 16), row = round_up(p.vocab, 16);
+    out.add("thread_leaves", DType::f32, m.threads, 5, array, m.threads * 5 * (array - leaves));
     if (p.dz != DType::none && p.dz != DType::f32)
-      out.add("thread_row", DType::f32, m.threads, round_up(p.vocab, 16), 1, round_up(p.vocab, 16) - p.vocab);
+      out.add("thread_row", DType::f32, m.threads, row, 1, m.threads * (row - p.vocab));
   }
-  out.add("thread_slots", DType::i64, m.threads, 8, 1, 7);
+  out.add("thread_slots", DType::i64, m.threads, 8, 1, m.threads * 7);
   out.add("row_loss", DType::f64, p.rows, 1, 1);
   out.add("row_bad", DType::i64, p.rows, 1, 1);
   return out;
