@@ -549,15 +549,13 @@ double Ceilings::probe(Ceiling ceiling) {
       return now() - start;
     };
     if (entry.iterations == 0) {
-      // Grow until a slice is long enough for its wake-up not to count; this also warms the unit up.
-      std::int64_t iterations = 16;
-      double seconds = slice(iterations);
-      while (seconds < s.slice_seconds) {
-        iterations =
-            seconds < s.slice_seconds / 8
-                ? iterations * 4
-                : static_cast<std::int64_t>(1.1 * static_cast<double>(iterations) * s.slice_seconds / seconds) + 1;
-        seconds = slice(iterations);
+      // Grow until a slice is long enough for its wake-up not to count; this also warms the unit up. The best of three
+      // decides, and nothing below 1 GFLOP/s is believed: on a busy machine a mere wake-up can last a whole slice.
+      auto iterations = static_cast<std::int64_t>(s.slice_seconds * 1e9 / entry.flops) + 1;
+      const auto best_of_three = [&] { return std::min({slice(iterations), slice(iterations), slice(iterations)}); };
+      for (double seconds = best_of_three(); seconds < s.slice_seconds; seconds = best_of_three()) {
+        const double factor = std::min(4.0, 1.1 * s.slice_seconds / seconds);
+        iterations = static_cast<std::int64_t>(factor * static_cast<double>(iterations)) + 1;
       }
       entry.iterations = iterations;
     }
