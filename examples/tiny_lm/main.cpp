@@ -79,7 +79,7 @@ std::string format(const char* pattern, Values... values) {
 }
 
 std::string clock_text(double seconds) {
-  const auto whole = static_cast<long long>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   return format("%lld:%02lld", whole / 60, whole % 60);
 }
 

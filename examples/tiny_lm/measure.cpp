@@ -18,8 +18,6 @@
 #include "memory.hpp"
 #include "model.hpp"
 
-extern char** environ;
-
 namespace tiny_lm {
 namespace {
 

@@ -62,15 +62,17 @@ std::vector<double> round_ticks(double low, double high, int count) {
   const double raw = (high - low) / count, power = std::pow(10.0, std::floor(std::log10(raw)));
   const double step = power * (raw / power < 1.5 ? 1 : raw / power < 3.5 ? 2 : raw / power < 7.5 ? 5 : 10);
   std::vector<double> ticks;
-  for (double k = std::ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; ++k)
-    ticks.push_back(k * step + 0.0);  // no "-0"
+  const auto first = static_cast<std::int64_t>(std::ceil(low / step - 1e-9));
+  const auto last = static_cast<std::int64_t>(std::floor(high / step + 1e-9));
+  for (std::int64_t k = first; k <= last; ++k) ticks.push_back(static_cast<double>(k) * step);
   return ticks;
 }
 
 std::vector<double> power_ticks(double low, double high) {
   std::vector<double> ticks;
-  for (double e = std::ceil(std::log10(low) - 1e-9); e <= std::log10(high) + 1e-9; ++e)
-    ticks.push_back(std::pow(10, e));
+  const auto first = static_cast<int>(std::ceil(std::log10(low) - 1e-9));
+  const auto last = static_cast<int>(std::floor(std::log10(high) + 1e-9));
+  for (int e = first; e <= last; ++e) ticks.push_back(std::pow(10.0, e));
   return ticks;
 }
 
@@ -143,6 +145,7 @@ std::string loss_chart(const Findings& f) {
   d.horizontal_grid(y, left, right, round_ticks(y.low, y.high, 5), plain);
   const auto points = [&](const std::vector<double>& losses) {
     std::vector<std::pair<double, double>> out;
+    out.reserve(losses.size());
     for (std::size_t i = 0; i < losses.size(); ++i) out.emplace_back(x(static_cast<double>(i + 1)), y(losses[i]));
     return out;
   };
@@ -231,10 +234,11 @@ std::string memory_chart(const Findings& f) {
   const Scale y{low, high, bottom, top, true};
   Drawing d(960, 350, "peak extra memory of the head by rows");
   std::vector<double> ticks;
-  const double factor = high / low > 64 ? 4 : 2;
-  for (double tick = low; tick <= high; tick *= factor) ticks.push_back(tick);
+  const auto doublings = static_cast<int>(std::lround(std::log2(high / low)));
+  for (int k = 0; k <= doublings; k += doublings > 6 ? 2 : 1) ticks.push_back(std::ldexp(low, k));
   d.horizontal_grid(y, left, right, ticks, [](double bytes) { return bytes_text(bytes); });
   std::vector<double> rows;
+  rows.reserve(f.memory.size());
   for (const MemoryPoint& p : f.memory) rows.push_back(static_cast<double>(p.rows));
   d.bottom_axis(x, bottom, rows, plain, "R, tokens of a step");
   d.text(left, top - 10, "peak beside inputs and outputs", "name");
