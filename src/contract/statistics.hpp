@@ -29,7 +29,7 @@ template <class F>
 LL_HD inline RowStatistics<F> rebase(RowStatistics<F> a, F to) {
   F const d = shift(a.m, to);
   F const moved = if_equal(a.n, F(0.0F), F(0.0F), a.n * d);
-  return {to, LL_MUTATE(1, a.r * exp2_of(d * F(log2e)), a.r), LL_MUTATE(2, a.k + moved, a.k), a.n};
+  return {to, LL_MUTATE(1, a.r * exp2_of(d * log2e<F>()), a.r), LL_MUTATE(2, a.k + moved, a.k), a.n};
 }
 
 template <class F>

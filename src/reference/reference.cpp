@@ -49,7 +49,8 @@ struct KeptRow {
   RowSoftmax softmax;
 };
 
-RowSoftmax softmax_of(const double* z, std::int64_t vocab, std::int64_t target) {
+// The reference is the row's maximum as saved_as holds it, so that statistics saved in fp32 agree with each other.
+RowSoftmax softmax_of(const double* z, std::int64_t vocab, std::int64_t target, contract::DType saved_as) {
   RowSoftmax row;
   row.m = -kInf;
   for (std::int64_t j = 0; j < vocab; ++j) {
@@ -61,6 +62,8 @@ RowSoftmax softmax_of(const double* z, std::int64_t vocab, std::int64_t target) 
     row.m = row.r = row.z_y = row.s = row.sum = kNan;
     return row;
   }
+  const double stored = rounded(row.m, saved_as);
+  if (std::abs(stored - row.m) < 1.0) row.m = stored;
   for (std::int64_t j = 0; j < vocab; ++j) {
     row.sum += z[j] - row.m;
     if (j != target) row.r += std::exp(z[j] - row.m);
@@ -143,8 +146,7 @@ class Run {
     if (!error.empty()) return error;
     const std::int64_t kept = static_cast<std::int64_t>(rows_.size());
     const bool mean = p_.loss.reduction == Reduction::mean;
-    const double divisor =
-        mean ? (p_.loss.normalizer > 0.0 ? p_.loss.normalizer : static_cast<double>(kept)) : 1.0;
+    const double divisor = mean ? (p_.loss.normalizer > 0.0 ? p_.loss.normalizer : static_cast<double>(kept)) : 1.0;
     if (divisor == 0.0 && p_.loss.on_empty == contract::OnEmpty::error) {
       *status = LL_ERROR_EMPTY;
       return "targets: reduction mean over no kept row of " + std::to_string(p_.rows) +
@@ -186,8 +188,9 @@ class Run {
       if (y == p_.loss.ignore_index) continue;
       if (y < 0 || y >= p_.vocab) {
         *status = LL_ERROR_TARGET_RANGE;
-        return "targets[" + std::to_string(i) + "] = " + std::to_string(y) + ": must be in [0, V) with V = " +
-               std::to_string(p_.vocab) + ", or ignore_index = " + std::to_string(p_.loss.ignore_index);
+        return "targets[" + std::to_string(i) + "] = " + std::to_string(y) +
+               ": must be in [0, V) with V = " + std::to_string(p_.vocab) +
+               ", or ignore_index = " + std::to_string(p_.loss.ignore_index);
       }
       KeptRow row;
       row.index = i;
@@ -246,7 +249,8 @@ class Run {
   // z[j] for the kClassBlock classes that load_classes_transposed holds. x [H].
   void block_logits(const double* x, double* z) const {
     for (std::int64_t j = 0; j < kClassBlock; ++j) z[j] = 0.0;
-    for (std::int64_t k = 0; k < p_.hidden; ++k) axpy(x[k], &w_t_[static_cast<std::size_t>(k * kClassBlock)], z, kClassBlock);
+    for (std::int64_t k = 0; k < p_.hidden; ++k)
+      axpy(x[k], &w_t_[static_cast<std::size_t>(k * kClassBlock)], z, kClassBlock);
   }
 
   // Rows [first, last) of the kept ones: logits, softmax, outputs, dX or dz. Returns the sum of their losses.
@@ -297,7 +301,8 @@ class Run {
   RowSoftmax softmax_for(const KeptRow& row, const double* z) const {
     if (p_.call == Call::backward && o_.stats) return softmax_from_stats(o_.stats, row.index);
     if (p_.call == Call::backward && o_.lse) return softmax_from_lse(load(o_.lse, row.index), z[row.target]);
-    return softmax_of(z, p_.vocab, row.target);
+    const bool saves = p_.call != Call::backward && o_.stats;
+    return softmax_of(z, p_.vocab, row.target, saves ? o_.stats.dtype : contract::DType::f64);
   }
 
   // dX[i] = sum_j D_ij W_j for the rows whose D lies in z_.
@@ -307,7 +312,8 @@ class Run {
     std::vector<double> w_row(static_cast<std::size_t>(h), 0.0);
     for (std::int64_t j = 0; j < p_.vocab; ++j) {
       load_row(o_.w, j, 0, p_.hidden, w_row.data());
-      for (std::int64_t t = 0; t < last - first; ++t) axpy(z_[static_cast<std::size_t>(t * width + j)], w_row.data(), &dx[static_cast<std::size_t>(t * h)], h);
+      for (std::int64_t t = 0; t < last - first; ++t)
+        axpy(z_[static_cast<std::size_t>(t * width + j)], w_row.data(), &dx[static_cast<std::size_t>(t * h)], h);
     }
     for (std::int64_t t = first; t < last; ++t) {
       for (std::int64_t k = 0; k < p_.hidden; ++k) {
@@ -323,7 +329,8 @@ class Run {
     if (p_.call == Call::forward) return;
     const std::int64_t h = padded(p_.hidden);
     std::vector<double> x(rows_.size() * static_cast<std::size_t>(h), 0.0);
-    for (std::size_t t = 0; t < rows_.size(); ++t) load_row(o_.x, rows_[t].index, 0, p_.hidden, &x[t * static_cast<std::size_t>(h)]);
+    for (std::size_t t = 0; t < rows_.size(); ++t)
+      load_row(o_.x, rows_[t].index, 0, p_.hidden, &x[t * static_cast<std::size_t>(h)]);
     std::vector<double> dw(static_cast<std::size_t>(kClassBlock * h));
     double z[kClassBlock];
     for (std::int64_t first = 0; first < p_.vocab; first += kClassBlock) {
@@ -340,7 +347,8 @@ class Run {
         }
       }
       for (std::int64_t j = 0; j < count; ++j) {
-        for (std::int64_t k = 0; k < p_.hidden; ++k) put(o_.dw, first + j, k, dw[static_cast<std::size_t>(j * h + k)], p_.accumulate_dw);
+        for (std::int64_t k = 0; k < p_.hidden; ++k)
+          put(o_.dw, first + j, k, dw[static_cast<std::size_t>(j * h + k)], p_.accumulate_dw);
       }
     }
   }

@@ -52,7 +52,8 @@ TEST_P(Linear, AgreesWithReference) {
   std::set<plan::Keep> keeps;
   for (int cover = 0; cover < covers(); ++cover) {
     const std::uint64_t seed = 100 + static_cast<std::uint64_t>(mixture) + 10 * static_cast<std::uint64_t>(cover);
-    run_cases(*target, thinned(linear_cases(kMixtures[static_cast<std::size_t>(mixture)], seed), keep_one_of()), &keeps);
+    run_cases(*target, thinned(linear_cases(kMixtures[static_cast<std::size_t>(mixture)], seed), keep_one_of()),
+              &keeps);
   }
   // The dials are wishes; that each place of kept exponentials was really used is part of the claim.
   if (scope() != Scope::reduced) {

@@ -130,21 +130,21 @@ Data masked_logits(const Case& c) {
     for (std::int64_t j = from; j < std::min(to, c.vocab); ++j) data.z.set(row, j, -kInf);
   };
   const auto target_of = [&](std::int64_t row) { return reference::load_integer(data.y.view(), row); };
-  mask(0, 0, 256);                      // the first leaf is masked
-  mask(1, 0, 512);                      // the first two
-  mask(2, 512, c.vocab);                // the last
-  mask(3, 0, c.vocab);                  // all: no distribution
-  data.z.set(4, 17, kInf);              // +inf
-  data.z.set(5, 600, kNan);             // NaN
-  data.z.set(6, target_of(6), kNan);    // NaN at the target
-  data.z.set(7, target_of(7), -kInf);   // a masked target: loss +inf
-  mask(8, 0, target_of(8));             // all but the target: loss 0
+  mask(0, 0, 256);                     // the first leaf is masked
+  mask(1, 0, 512);                     // the first two
+  mask(2, 512, c.vocab);               // the last
+  mask(3, 0, c.vocab);                 // all: no distribution
+  data.z.set(4, 17, kInf);             // +inf
+  data.z.set(5, 600, kNan);            // NaN
+  data.z.set(6, target_of(6), kNan);   // NaN at the target
+  data.z.set(7, target_of(7), -kInf);  // a masked target: loss +inf
+  mask(8, 0, target_of(8));            // all but the target: loss 0
   mask(8, target_of(8) + 1, c.vocab);
-  data.z.set(9, target_of(9), kInf);    // +inf at the target
-  mask(10, 5, 6);                       // one class
-  data.z.set(11, 0, kNan);              // NaN in a leaf that is masked otherwise
+  data.z.set(9, target_of(9), kInf);  // +inf at the target
+  mask(10, 5, 6);                     // one class
+  data.z.set(11, 0, kNan);            // NaN in a leaf that is masked otherwise
   mask(11, 1, 256);
-  return data;                          // row 12 is as any other
+  return data;  // row 12 is as any other
 }
 
 TEST_P(Edges, MaskedClassesAndBadRowsInLogits) {

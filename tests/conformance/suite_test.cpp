@@ -53,7 +53,7 @@ Case small_case(Kind kind) {
 TEST(Suite, PlainPipelinePasses) {
   PlainBackend plain;
   int run = 0;
-  const std::size_t one_of = scope() == Scope::reduced ? 9 : 3;
+  const std::size_t one_of = scope() == Scope::reduced ? 29 : 9;
   for (std::size_t m = 0; m < kMixtures.size(); ++m) {
     for (const SuiteCase& one : thinned(linear_cases(kMixtures[m], 300 + m), one_of)) {
       const std::string error = check_case(one.c, plain, &RatioTable::instance());

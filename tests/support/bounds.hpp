@@ -43,10 +43,10 @@ inline double growth(double terms, bool repeated) {
 
 struct Bounds {
   std::vector<double> nll, loss, lse, one_minus_p, sum, z_y;  // [R]
-  std::vector<double> dx, dw;                        // [R], [V]: for every element of that row
-  std::vector<double> dz;                            // [R,V]
-  std::vector<double> upstream;                      // [R] g_i
-  double total = 0.0;                                // of the reduced loss
+  std::vector<double> dx, dw;                                 // [R], [V]: for every element of that row
+  std::vector<double> dz;                                     // [R,V]
+  std::vector<double> upstream;                               // [R] g_i
+  double total = 0.0;                                         // of the reduced loss
 
   Bounds(const Case& c, const Data& data, const Storage& storage) : c_(c), data_(data), storage_(storage) {
     for (Layout layout : {c.x_layout, c.w_layout}) {
@@ -79,8 +79,7 @@ struct Bounds {
     for (std::int64_t i = 0; i < rows; ++i) {
       if (target(i) == c_.ignore_index()) continue;
       const double row = data_.upstream ? data_.upstream.at(i) : (c_.reduction == Reduction::none ? 1.0 : 0.0);
-      upstream[static_cast<std::size_t>(i)] =
-          row + (c_.reduction == Reduction::none ? 0.0 : data_.grad_loss / divisor);
+      upstream[static_cast<std::size_t>(i)] = row + (c_.reduction == Reduction::none ? 0.0 : data_.grad_loss / divisor);
       mass += row_bounds(i);
       total += loss[static_cast<std::size_t>(i)];
     }
@@ -90,8 +89,7 @@ struct Bounds {
     const double unit = (storage_.scaled_x ? 2.0 : 1.0) * storage_.unit;
     dw.assign(v, 0.0);
     for (std::size_t j = 0; j < v; ++j) {
-      dw[j] = dw_sure_[j] + rows_growth * kUnit * dw_mass_[j] +
-              unit * rounded_apart(dw_mass_[j], dw_random_[j]);
+      dw[j] = dw_sure_[j] + rows_growth * kUnit * dw_mass_[j] + unit * rounded_apart(dw_mass_[j], dw_random_[j]);
     }
   }
 
@@ -229,8 +227,8 @@ struct Bounds {
   const Case& c_;
   const Data& data_;
   const Storage storage_;
-  bool repeated_ = false;  // rows or columns of an input are one in memory
-  std::vector<double> w_t_, w_norm_, w_max_;             // W transposed [H,V]; |w_j| and max_k |W_jk| [V]
+  bool repeated_ = false;                              // rows or columns of an input are one in memory
+  std::vector<double> w_t_, w_norm_, w_max_;           // W transposed [H,V]; |w_j| and max_k |W_jk| [V]
   std::vector<double> dw_sure_, dw_mass_, dw_random_;  // [V]
 };
 

@@ -59,7 +59,7 @@ struct Case {
   Reduction reduction = Reduction::mean;
   OnEmpty on_empty = OnEmpty::error;
   double alpha = 0.0;
-  bool others = false;  // convention of alpha: alpha/(V-1) to the other classes
+  bool others = false;         // convention of alpha: alpha/(V-1) to the other classes
   bool class_ignored = false;  // ignore_index is a class of the vocabulary
   double normalizer = 0.0;
   Values values = Values::normal;

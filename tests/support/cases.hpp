@@ -1,5 +1,5 @@
-// The conformance suite's cases: a seeded pairwise cover of shapes, layouts, options, dials and threads for one target and
-// one mixture of dtypes, as linear or as given logits. Levels that contradict each other are settled here, once.
+// The conformance suite's cases: a seeded pairwise cover of shapes, layouts, options, dials and threads for one target
+// and one mixture of dtypes, as linear or as given logits. Levels that contradict each other are settled here, once.
 #pragma once
 
 #include <array>
@@ -58,10 +58,10 @@ struct LinearShape {
 
 // 1, primes, 63/64/65, 255/256/257, one leaf and many, a batch that no chunk divides, and the vocabularies of GPT-2
 // and Qwen with few rows.
-inline constexpr LinearShape kLinearShapes[] = {
-    {1, 1, 1},      {2, 3, 1},      {7, 5, 2},     {64, 64, 64},     {63, 65, 257},  {65, 63, 255},
-    {31, 17, 256},  {129, 33, 521}, {257, 12, 97}, {19, 128, 1031},  {48, 48, 768},  {0, 8, 33},
-    {5, 7, 50257},  {2, 3, 151936}, {97, 24, 2048}, {200, 40, 300}};
+inline constexpr LinearShape kLinearShapes[] = {{1, 1, 1},     {2, 3, 1},       {7, 5, 2},      {64, 64, 64},
+                                                {63, 65, 257}, {65, 63, 255},   {31, 17, 256},  {129, 33, 521},
+                                                {257, 12, 97}, {19, 128, 1031}, {48, 48, 768},  {0, 8, 33},
+                                                {5, 7, 50257}, {2, 3, 151936},  {97, 24, 2048}, {200, 40, 300}};
 
 inline void settle(Case& c) {
   if (c.vocab < 2) c.others = c.class_ignored = false;
@@ -134,7 +134,8 @@ inline SuiteCase linear_case(const Row& row, Mixture mixture, std::uint64_t seed
 
 inline std::vector<SuiteCase> linear_cases(Mixture mixture, std::uint64_t seed) {
   const auto shapes = static_cast<int>(std::size(kLinearShapes));
-  const std::vector<int> levels = {shapes, 3, 3, 2, 2, 2, 2, kLayouts, kLayouts, 3, 2, 3, 4, 2, 5, 5, 5, 3, 2, 4, 4, 8, 3};
+  const std::vector<int> levels = {shapes, 3, 3, 2, 2, 2, 2, kLayouts, kLayouts, 3, 2, 3,
+                                   4,      2, 5, 5, 5, 3, 2, 4,        4,        8, 3};
   std::vector<SuiteCase> out;
   std::uint64_t n = 0;
   for (const Row& row : pairwise_cover(levels, seed)) {
@@ -150,7 +151,7 @@ inline std::vector<SuiteCase> linear_cases(Mixture mixture, std::uint64_t seed) 
 struct LogitsShape {
   std::int64_t rows, vocab;
 };
-inline constexpr LogitsShape kLogitsShapes[] = {{1, 1},   {2, 2},    {64, 64},   {65, 63},     {31, 255},   {7, 256},
+inline constexpr LogitsShape kLogitsShapes[] = {{1, 1},    {2, 2},    {64, 64},   {65, 63},   {31, 255},   {7, 256},
                                                 {33, 257}, {5, 1031}, {17, 4099}, {3, 50257}, {2, 151936}, {0, 40}};
 
 inline std::vector<SuiteCase> logits_cases(DType z, std::uint64_t seed) {

@@ -206,7 +206,8 @@ class CaseCheck {
     o.stats = stats.view(), o.row_lse = lse.view();
     std::string text = c_.saved == Saved::reference ? reference::run(forward, o, &outcome, &status)
                                                     : backend_.run(forward, o, &outcome, &status);
-    if (!text.empty() || status != LL_OK) return "forward before backward, status " + std::to_string(status) + ": " + text;
+    if (!text.empty() || status != LL_OK)
+      return "forward before backward, status " + std::to_string(status) + ": " + text;
 
     const std::vector<std::uint8_t> stats_before = stats.memory(), lse_before = lse.memory();
     Outputs again = Outputs::of(c_, DType::f32, c_.dx, c_.dw, c_.in_place ? DType::none : c_.dz, c_.out_layout);
@@ -235,7 +236,8 @@ class CaseCheck {
     return {};
   }
 
-  static std::string differs(const char* what, std::int64_t i, std::int64_t j, double got, double want, double tolerance) {
+  static std::string differs(const char* what, std::int64_t i, std::int64_t j, double got, double want,
+                             double tolerance) {
     char text[200];
     std::snprintf(text, sizeof text, "%s[%lld,%lld] is %.9g, the reference %.9g, tolerance %.3g", what,
                   static_cast<long long>(i), static_cast<long long>(j), got, want, tolerance);
@@ -282,11 +284,12 @@ class CaseCheck {
         if (std::isfinite(rounded)) rounded_square += rounded * rounded;
       }
       for (std::int64_t j = 0; j < got.cols(); ++j) {
-        if (j == free_dx_column && std::string(what) == "dX" && !std::isnan(truth.at(i, (j + 1) % got.cols()))) continue;
+        if (j == free_dx_column && std::string(what) == "dX" && !std::isnan(truth.at(i, (j + 1) % got.cols())))
+          continue;
         const double old = added_to != nullptr ? added_to->at(i, j) : 0.0;
         const double want = truth.at(i, j) + old;
-        const double tolerance = bound(i, j) + 2.0 * plain_error + unit * std::abs(want) + underflow +
-                                 2.0 * kUnit * std::abs(old);
+        const double tolerance =
+            bound(i, j) + 2.0 * plain_error + unit * std::abs(want) + underflow + 2.0 * kUnit * std::abs(old);
         if (!agrees(got.at(i, j), want, tolerance)) return differs(what, i, j, got.at(i, j), want, tolerance);
         const double e = got.at(i, j) - want;
         if (std::isfinite(e)) square += e * e;
@@ -299,7 +302,8 @@ class CaseCheck {
                                      ? std::string(" X ") + contract::name_of(c_.x) + " W " + contract::name_of(c_.w)
                                      : std::string(" z ") + contract::name_of(c_.z);
       const bool is_gradient = what[0] == 'd';
-      ratios_->add(backend_.name() + dtypes + ' ' + what + (is_gradient ? std::string(" ") + contract::name_of(got.dtype()) : ""),
+      ratios_->add(backend_.name() + dtypes + ' ' + what +
+                       (is_gradient ? std::string(" ") + contract::name_of(got.dtype()) : ""),
                    std::sqrt(square), std::sqrt(plain_square), std::sqrt(rounded_square));
     }
     return {};

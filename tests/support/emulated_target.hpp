@@ -54,11 +54,21 @@ inline F32 each(Body body) {
   for (int i = 0; i < F32::lanes; ++i) out.v[i] = body(i);
   return out;
 }
-inline F32 operator+(F32 a, F32 b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
-inline F32 operator-(F32 a, F32 b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
-inline F32 operator*(F32 a, F32 b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
-inline F32 fma(F32 a, F32 b, F32 c) { return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
-inline F32 maximum(F32 a, F32 b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+inline F32 operator+(F32 a, F32 b) {
+  return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline F32 operator-(F32 a, F32 b) {
+  return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline F32 operator*(F32 a, F32 b) {
+  return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline F32 fma(F32 a, F32 b, F32 c) {
+  return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+inline F32 maximum(F32 a, F32 b) {
+  return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
 inline F32 if_equal(F32 a, F32 b, F32 equal, F32 other) {
   return each([&](int i) { return a.v[i] == b.v[i] ? equal.v[i] : other.v[i]; });
 }
@@ -122,7 +132,10 @@ struct PairProduct {
 
 namespace logitless::test {
 extern const cpu::Target emulated_target;
-const cpu::Target emulated_target = {
-    "emulated", cpu::emulated::row_kernels(), cpu::emulated::product_kernels<cpu::emulated::FmaProduct<3, 1>>(),
-    cpu::emulated::product_kernels<cpu::emulated::PairProduct>(), nullptr, nullptr};
+const cpu::Target emulated_target = {"emulated",
+                                     cpu::emulated::row_kernels(),
+                                     cpu::emulated::product_kernels<cpu::emulated::FmaProduct<3, 1>>(),
+                                     cpu::emulated::product_kernels<cpu::emulated::PairProduct>(),
+                                     nullptr,
+                                     nullptr};
 }  // namespace logitless::test

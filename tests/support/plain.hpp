@@ -1,5 +1,5 @@
-// The plain low-precision pipeline, the yardstick of accuracy: z = X W^T with fp32 accumulation, fp32 softmax, the loss,
-// D = g (p - q) cast to the inputs' dtype, dX = D W and dW = D^T X with fp32 accumulation, cast to their dtypes.
+// The plain low-precision pipeline, the yardstick of accuracy: z = X W^T with fp32 accumulation, fp32 softmax, the
+// loss, D = g (p - q) cast to the inputs' dtype, dX = D W and dW = D^T X with fp32 accumulation, cast to their dtypes.
 // Three materialised matrices and nothing clever. With rounded_logits z passes through the inputs' dtype first, as in a
 // framework whose 16-bit product returns 16 bits. Cost 6RHV scalar fp32.
 #pragma once
@@ -114,8 +114,9 @@ inline void run_plain(const contract::Problem& p, const Operands& o, bool rounde
   auto put = [&](const View& out, const std::vector<float>& values, bool accumulate) {
     for (std::int64_t i = 0; i < out.rows; ++i)
       for (std::int64_t k = 0; k < out.cols; ++k)
-        reference::store(out, i, k, values[static_cast<std::size_t>(i * out.cols + k)] +
-                                        (accumulate ? static_cast<float>(reference::load(out, i, k)) : 0.0f));
+        reference::store(out, i, k,
+                         values[static_cast<std::size_t>(i * out.cols + k)] +
+                             (accumulate ? static_cast<float>(reference::load(out, i, k)) : 0.0f));
   };
   if (o.dx) put(o.dx, dx, p.accumulate_dx);
   if (o.dw) put(o.dw, dw, p.accumulate_dw);

@@ -1,6 +1,7 @@
 // The true accuracy, printed when a test program ends: for each target, dtype and output, the root mean square error
-// against the double reference divided by that of the plain pipeline, median and maximum over cases. Below 1 is the aim.
-// Two yardsticks: plain with fp32 logits (tolerances use it), and plain whose 16-bit products return 16-bit logits.
+// against the double reference divided by that of the plain pipeline, median and maximum over cases. Below 1 is the
+// aim. Two yardsticks: plain with fp32 logits (tolerances use it), and plain whose 16-bit products return 16-bit
+// logits.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ class RatioTable {
   }
   void print() const {
     if (rows_.empty()) return;
-    std::printf("\nerror / error of the plain pipeline (rms against double)%*s fp32 logits       16-bit logits\n", 14, "");
+    std::printf("\nerror / error of the plain pipeline (rms against double)%*s fp32 logits       16-bit logits\n", 14,
+                "");
     std::printf("%-60s %6s %7s %9s %8s %9s\n", "target, dtypes, output", "cases", "median", "max", "median", "max");
     for (const auto& [what, row] : rows_) {
       std::printf("%-60s %6zu %7.3f %9.3f %8.3f %9.3f\n", what.c_str(), row.fp32.size(), median(row.fp32),

@@ -60,8 +60,8 @@ class Tensor {
     memory_.assign(static_cast<std::size_t>(kGuard * 2 + 64 + (span + shift) * size), kPattern);
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data()) + kGuard;
     const std::uintptr_t aligned = (address + 63) / 64 * 64;
-    first_ = static_cast<std::int64_t>(aligned - reinterpret_cast<std::uintptr_t>(memory_.data())) +
-             (origin + shift) * size;
+    first_ =
+        static_cast<std::int64_t>(aligned - reinterpret_cast<std::uintptr_t>(memory_.data())) + (origin + shift) * size;
     poison();
   }
 
