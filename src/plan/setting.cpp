@@ -51,6 +51,12 @@ double loop_ns(const Machine& m, double tasks, double thread_ns) {
 double padded(std::int64_t n, std::int64_t unit) {
   return static_cast<double>(round_up(n, unit)) / static_cast<double>(n);
 }
+// The same for the rows of all chunks together.
+double padded_rows(const Problem& p, const Setting& s, std::int64_t unit) {
+  std::int64_t const rows = std::max<std::int64_t>(1, p.rows), full = (chunks_of(p, s) - 1) * s.chunk;
+  double const whole = static_cast<double>(full) * padded(s.chunk, unit);
+  return (whole + static_cast<double>(round_up(rows - full, unit))) / static_cast<double>(rows);
+}
 
 }  // namespace
 
@@ -150,7 +156,7 @@ double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
   double const hv = hidden * vocab, rv = rows * vocab, rh = rows * hidden;
   double const operand_bytes = bf16 ? 2.0 : 4.0, w_bytes = hv * static_cast<double>(size_of(p.w));
   double const product_ns = 2.0 * rows * hv / (bf16 ? m.bf16_gflops : m.f32_gflops);
-  double const logits_ns = product_ns * padded(n, mr) * padded(p.hidden, step);
+  double const logits_ns = product_ns * padded_rows(p, s, mr) * padded(p.hidden, step);
 
   double ns = 2.0 * pack_ns * rh / m.threads, bytes = 0.0;
   if (p.call != Call::backward) {
@@ -172,12 +178,12 @@ double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
     if (wants_dx(p)) {
       double const dx_groups = row_groups(m, columns, n);
       tasks += static_cast<double>(columns) * dx_groups;
-      thread_ns += product_ns * padded(n, mr) + pack_ns * hv * chunks * dx_groups;
+      thread_ns += product_ns * padded_rows(p, s, mr) + pack_ns * hv * chunks * dx_groups;
       bytes += w_bytes * chunks + 2.0 * operand_bytes * rv + 8.0 * rh * blocks;
     }
     if (wants_dw(p)) {
       tasks += static_cast<double>(columns) * row_groups(m, columns, block);
-      thread_ns += product_ns * padded(n, step);
+      thread_ns += product_ns * padded_rows(p, s, step);
       bytes += 2.0 * operand_bytes * rv;
       bytes += hv * (chunks > 1 ? 8.0 * chunks : static_cast<double>(size_of(p.dw)));
     }
