@@ -1,6 +1,6 @@
 // The macro product C [rows, 256] = A B on packed panels, and the register tile in fp32. Every product of the library
-// runs here: X W^T (columns = classes), D W (columns = hidden), D^T X. Each element of C sums over K in order, one
-// accumulator, so its bits do not depend on rows, columns, blocks or threads.
+// runs here: X W^T (columns = classes), D W (columns = hidden), D^T X. Each element of C sums over K in order,
+// in blocks that are fixed per target, so its bits do not depend on rows, columns, blocks or threads.
 #pragma once
 
 namespace logitless::cpu::LL_ISA {
@@ -44,7 +44,7 @@ struct FmaProduct {
 #pragma GCC unroll 16
     for (int i = 0; i < mr; ++i)
 #pragma GCC unroll 4
-      for (int v = 0; v < held; ++v) sum[i][v] = add ? F32::load(c + i * leaf_columns + v * F32::lanes) : F32(0.0F);
+      for (int v = 0; v < held; ++v) sum[i][v] = F32(0.0F);
     for (std::int64_t s = 0; s < steps; ++s, x += mr * ks, w += nr * ks) {
 #pragma GCC unroll 16
       for (int k = 0; k < ks; ++k) {
@@ -58,6 +58,14 @@ struct FmaProduct {
           for (int v = 0; v < held; ++v) sum[i][v] = fma(xi, row[v], sum[i][v]);
         }
       }
+    }
+    // A block of K is summed by itself and added once: over long K the error grows with the block and the number of
+    // blocks, not with K.
+    if (add) {
+#pragma GCC unroll 16
+      for (int i = 0; i < mr; ++i)
+#pragma GCC unroll 4
+        for (int v = 0; v < held; ++v) sum[i][v] = F32::load(c + i * leaf_columns + v * F32::lanes) + sum[i][v];
     }
 #pragma GCC unroll 16
     for (int i = 0; i < mr; ++i)

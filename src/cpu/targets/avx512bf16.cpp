@@ -45,8 +45,7 @@ struct DotProduct {
 #pragma GCC unroll 8
     for (int i = 0; i < mr; ++i)
 #pragma GCC unroll 4
-      for (int v = 0; v < 4; ++v)
-        sum[i][v] = add ? _mm512_loadu_ps(c + i * leaf_columns + v * 16) : _mm512_setzero_ps();
+      for (int v = 0; v < 4; ++v) sum[i][v] = _mm512_setzero_ps();
     for (std::int64_t s = 0; s < steps; ++s, a += mr * segment_bytes, b += nr * segment_bytes) {
 #pragma GCC unroll 16
       for (int k = 0; k < 16; ++k) {
@@ -62,6 +61,13 @@ struct DotProduct {
           for (int v = 0; v < 4; ++v) sum[i][v] = _mm512_dpbf16_ps(sum[i][v], x, row[v]);
         }
       }
+    }
+    if (add) {
+#pragma GCC unroll 8
+      for (int i = 0; i < mr; ++i)
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v)
+          sum[i][v] = _mm512_add_ps(_mm512_loadu_ps(c + i * leaf_columns + v * 16), sum[i][v]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < mr; ++i)
