@@ -1,11 +1,12 @@
 // logitless bench: the flags of bench/bench.hpp, which measures and prints.
 
+#include <CLI/CLI.hpp>
+#include <memory>
+
 #include "command.hpp"
 #include "flags.hpp"
 
 #ifdef LOGITLESS_WITH_BENCH
-#include <memory>
-
 #include "bench/bench.hpp"
 #endif
 
@@ -15,11 +16,11 @@ namespace logitless::cli {
 
 namespace {
 
-int run(const bench::BenchRequest& request) {
+int run(const bench::BenchRequest& request, const CLI::App& command) {
   try {
     return bench::run_bench(request);
   } catch (const std::invalid_argument& error) {
-    throw UsageError(error.what());
+    throw UsageError(in_flags(error.what(), command));
   }
 }
 
@@ -39,7 +40,7 @@ void add_bench(CLI::App& root, Action& action) {
   add_integer(app, "--rows", "R (2048)", r->rows, 1);
   add_integer(app, "--hidden", "H (2048)", r->hidden, 1);
   add_integer(app, "--vocab", "V (32768)", r->vocab, 1);
-  add_choice(app, "--dtype", "of the inputs (bf16)", r->dtype, names({"f32", "bf16", "f16"}));
+  add_text(app, "--dtype", "LIST", "f32, bf16, f16, several with commas (bf16; for logits f32,bf16)", r->dtype);
   add_choice(app, "--data", "a loss of a few nats, or uniform targets (trained)", r->data,
              names({"trained", "random"}));
   add_number(app, "--ignored", "share of ignored rows, from 0 to 1 (1/17)", r->ignored, 0.0, 1.0);
@@ -58,7 +59,7 @@ void add_bench(CLI::App& root, Action& action) {
       ->expected(0, 1)
       ->default_str("-");
   app.footer("Example:\n  logitless bench --suite linear --rows 2048 --hidden 2048 --vocab 32768 --dtype bf16");
-  app.callback([r, &action] { action = [r] { return run(*r); }; });
+  app.callback([r, &app, &action] { action = [r, &app] { return run(*r, app); }; });
 }
 
 #else

@@ -1,6 +1,7 @@
 // logitless check: a backend's loss, lse and gradients against the double-precision reference, on files or on random
 // data; exit status 1 beyond tolerance. What is compared and where tolerances come from: verify.hpp.
 
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <memory>

@@ -5,7 +5,6 @@
 // 2 the command line itself is wrong. Every failure is one line on stderr.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -13,6 +12,12 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+// Its header is read by the files that define flags, and by no other: it costs seconds a file.
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace logitless::cli {
 

@@ -2,6 +2,7 @@
 
 #include "flags.hpp"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>

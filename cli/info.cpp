@@ -1,5 +1,6 @@
 // logitless info: machine, instruction sets found and chosen, backends, threads, version.
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "flags.hpp"

@@ -3,6 +3,7 @@
 // Order matters: flags, inputs, plan and output names are checked before anything is computed; all outputs are staged
 // before the first takes its name; printing comes last. So a failure leaves no file and a closed pipe loses none.
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
 #include <filesystem>

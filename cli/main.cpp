@@ -4,6 +4,7 @@
 // Here: the line is understood, one command runs, and whatever goes wrong becomes one line on stderr and an exit status
 // (command.hpp). Built on the public C++ face only.
 
+#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 #include <new>

@@ -1,6 +1,7 @@
 // logitless plan: how a problem would run within a budget: dials, ledger, workspace, flops, and the settings that were
 // rejected with their reasons. Computes nothing and needs no data.
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "flags.hpp"

@@ -464,10 +464,9 @@ class Comparison {
     if (!per_row()) {
       Tally total;
       double sum = 0.0, mass = 0.0, bound = 0.0;
-      for (std::int64_t i = 0; i < in_.rows; ++i) {
-        sum += row_loss_.as<float>()[i];
-        mass += std::abs(row_loss_.as<float>()[i]);
-      }
+      for (std::int64_t i = 0; i < in_.rows; ++i) sum += row_loss_.as<float>()[i];
+      Array const& rows = sampled_ ? row_loss_ : plain_loss_;
+      for (std::int64_t i = 0; i < rows.count(); ++i) mass += std::abs(rows.as<float>()[i]);
       for (double const each : loss_bound_) bound += each;
       double const rounding = growth(in_.rows) * unit32 * mass / divisor_;
       if (sampled_) {  // the rows were judged, so the sum is judged against them
