@@ -21,7 +21,7 @@ struct RowResult {
   F k;       // sum_j (z_j - m)
   bool bad;  // all -inf, or a +inf or NaN somewhere: the row has no distribution
 
-  LL_HD F lse() const { return m + log_s; }
+  LL_HD F lse() const { return LL_MUTATE(22, m + log_s, m); }
 };
 
 // z_y: the target's logit. A row without any finite logit, or with +inf or NaN, is bad and yields NaN.
@@ -47,7 +47,7 @@ LL_HD inline RowResult<F> finish(RowStatistics<F> a, F z_y) {
   out.inv_s = LL_MUTATE(7, F(1), F(1.01)) / s;
   out.q = LL_MUTATE(8, a.r / s, F(1) - e_y);
   F const far = LL_MUTATE(9, (a.m - z_y) + out.log_s, out.log_s);
-  out.nll = e_y > a.r ? LL_MUTATE(10, log1p(a.r / e_y), log1p(a.r)) : far;
+  out.nll = e_y > a.r ? LL_MUTATE(10, log1p(a.r / e_y), a.r / e_y) : far;
   return out;
 }
 

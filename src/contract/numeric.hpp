@@ -101,7 +101,7 @@ LL_HD inline float if_equal(float a, float b, float equal, float other) { return
 // The exponent of exp(z - m) for exp2: the difference first, so that a common offset of 1e16 cancels exactly.
 template <class F>
 LL_HD inline F exponent(F z, F m) {
-  return (z - m) * log2e<F>();
+  return LL_MUTATE(21, (z - m) * log2e<F>(), z * log2e<F>() - m * log2e<F>());
 }
 
 }  // namespace LL_ISA

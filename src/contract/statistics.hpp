@@ -21,7 +21,7 @@ struct RowStatistics {
 // m - to, with equal infinities 0 apart.
 template <class F>
 LL_HD inline F shift(F m, F to) {
-  return if_equal(m, to, F(0.0F), m - to);
+  return LL_MUTATE(20, if_equal(m, to, F(0.0F), m - to), m - to);
 }
 
 // Moves `a` to the reference `to` >= a.m.
@@ -37,7 +37,7 @@ LL_HD inline RowStatistics<F> merge(RowStatistics<F> a, RowStatistics<F> b) {
   F const m = LL_MUTATE(3, maximum(a.m, b.m), a.m);
   a = rebase(a, m);
   b = rebase(b, m);
-  return {m, LL_MUTATE(4, a.r + b.r, a.r), LL_MUTATE(5, a.k + b.k, b.k), a.n + b.n};
+  return {m, LL_MUTATE(4, a.r + b.r, a.r), LL_MUTATE(5, a.k + b.k, b.k), LL_MUTATE(19, a.n + b.n, a.n)};
 }
 
 // One more column that is not the target's.

@@ -7,13 +7,11 @@
 #include <string>
 
 #include "support/check.hpp"
+#include "support/masked.hpp"
 #include "support/targets.hpp"
 
 namespace logitless::test {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 class Edges : public OnTarget {
  protected:
@@ -122,31 +120,6 @@ TEST_P(Edges, AllRowsIgnoredAndNoRows) {
   }
 }
 
-// Logits with masked classes, rows without a distribution, and everything that may stand beside them.
-Data masked_logits(const Case& c) {
-  Data data(c);
-  for (std::int64_t i = 0; i < c.rows; ++i) data.y.set_integer(i, (300 + 7 * i) % c.vocab);
-  auto mask = [&](std::int64_t row, std::int64_t from, std::int64_t to) {
-    for (std::int64_t j = from; j < std::min(to, c.vocab); ++j) data.z.set(row, j, -kInf);
-  };
-  const auto target_of = [&](std::int64_t row) { return reference::load_integer(data.y.view(), row); };
-  mask(0, 0, 256);                     // the first leaf is masked
-  mask(1, 0, 512);                     // the first two
-  mask(2, 512, c.vocab);               // the last
-  mask(3, 0, c.vocab);                 // all: no distribution
-  data.z.set(4, 17, kInf);             // +inf
-  data.z.set(5, 600, kNan);            // NaN
-  data.z.set(6, target_of(6), kNan);   // NaN at the target
-  data.z.set(7, target_of(7), -kInf);  // a masked target: loss +inf
-  mask(8, 0, target_of(8));            // all but the target: loss 0
-  mask(8, target_of(8) + 1, c.vocab);
-  data.z.set(9, target_of(9), kInf);  // +inf at the target
-  mask(10, 5, 6);                     // one class
-  data.z.set(11, 0, kNan);            // NaN in a leaf that is masked otherwise
-  mask(11, 1, 256);
-  return data;  // row 12 is as any other
-}
-
 TEST_P(Edges, MaskedClassesAndBadRowsInLogits) {
   ThreadExecutor executor(2);
   CpuBackend backend(target(), executor);
@@ -166,8 +139,6 @@ TEST_P(Edges, MaskedClassesAndBadRowsInLogits) {
   }
 }
 
-// The same through X and W: W_j0 = -inf masks class j where x_i0 > 0, and gives +inf where x_i0 < 0; a row of X with
-// NaN or infinity has no distribution and leaves no trace in dW. dX's column 0 is 0 * inf there: no rule fixes it.
 TEST_P(Edges, MaskedClassesAndBadRowsInLinear) {
   ThreadExecutor executor(2);
   for (const plan::Dials& dials : keeps()) {
@@ -178,16 +149,7 @@ TEST_P(Edges, MaskedClassesAndBadRowsInLinear) {
         for (Case c : calls_of(linear_case(dtype))) {
           for (const double alpha : {0.0, 0.1}) {
             c.alpha = alpha;
-            Data data(c);
-            for (std::int64_t i = 0; i < c.rows; ++i) {
-              data.x.set(i, 0, 0.5);
-              data.y.set_integer(i, 640 + i);
-            }
-            for (std::int64_t j = 0; j < masked; ++j) data.w.set(j, 0, -kInf);
-            if (masked > 0) data.y.set_integer(2, 0);  // a masked target
-            if (masked == 1) data.x.set(3, 0, -0.5);   // +inf
-            data.x.set(5, 3, kNan);
-            data.x.set(6, 23, kInf);
+            const Data data = masked_linear(c, masked);
             CaseCheck check(c, data, backend, nullptr);
             check.free_dx_column = masked > 0 ? 0 : -1;
             EXPECT_EQ(check.run(), "") << masked << " masked classes";
