@@ -1,6 +1,6 @@
 // Cross-entropy of given logits on the CPU: z [R,V], y [R] -> loss, D [R,V] (apart or over z). One read of z and one
 // write of D: a row's exponentials wait in the L2 cache (in D itself when it is fp32, else in V floats of scratch)
-// until its sum is known. A task is one row, so bits do not depend on threads.
+// until its sum is known. Rows are independent, so bits do not depend on threads.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -30,8 +30,8 @@ struct LogitsRun {
   double* loss;
   std::int64_t* bad;
 
-  // One kept row with target y.
-  void run_row(std::int64_t i, std::int64_t y) const {
+  // One kept row with target y; next: the row of logits that this thread takes next, or null.
+  void run_row(std::int64_t i, std::int64_t y, const char* next) const {
     Slot const slot(flags, plan.machine.threads);
     float* m = thread_leaves + slot.index() * leaf_floats;
     float *leaf_m = m + array_floats, *r = leaf_m + array_floats, *k = r + array_floats, *n = k + array_floats;
@@ -73,7 +73,7 @@ struct LogitsRun {
     auto const c = contract::coefficients_of(result, upstream_of(p, o, reducer, i), p.loss.smoothing, vocab);
     auto const scale = static_cast<float>(c.a * result.inv_s), shift = static_cast<float>(c.c);
     if (e != nullptr)
-      rows.logits_gradient(e, leaf_m, p.vocab, static_cast<float>(result.m), scale, shift, d, p.dz);
+      rows.logits_gradient(e, leaf_m, p.vocab, static_cast<float>(result.m), scale, shift, d, p.dz, next, size_of(p.z));
     else
       rows.logits_gradient_again(z, p.z, p.vocab, static_cast<float>(result.m), scale, shift, d, p.dz);
     float const at_target = static_cast<float>(c.at_target - c.c);
@@ -139,13 +139,22 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
                       reinterpret_cast<std::int64_t*>(buffer("row_bad"))};
   for (int t = 0; t < plan.machine.threads; ++t)
     new (run.flags + std::size_t{8} * static_cast<std::size_t>(t)) std::atomic<std::int64_t>(0);
-  parallel(executor, p.rows, [&](std::int64_t i) {
-    std::int64_t const y = target_of(o.targets, i);
-    if (y != p.loss.ignore_index) return run.run_row(i, y);
-    run.loss[i] = 0.0;
-    run.bad[i] = 0;
-    if (p.call != Call::backward) put_ignored_row(o, i);
-    if (p.dz != DType::none) std::memset(row_of(o.dz, i), 0, static_cast<std::size_t>(p.vocab * size_of(p.dz)));
+  // A task is a few adjacent rows: while one is written, the next is fetched.
+  std::int64_t const group = std::clamp<std::int64_t>(p.rows / (std::int64_t{16} * executor.threads()), 1, 8);
+  parallel(executor, (p.rows + group - 1) / group, [&](std::int64_t task) {
+    std::int64_t const end = std::min(p.rows, (task + 1) * group);
+    for (std::int64_t i = task * group; i < end; ++i) {
+      std::int64_t const y = target_of(o.targets, i);
+      if (y != p.loss.ignore_index) {
+        bool const more = i + 1 < end && target_of(o.targets, i + 1) != p.loss.ignore_index;
+        run.run_row(i, y, more ? row_of(o.z, i + 1) : nullptr);
+        continue;
+      }
+      run.loss[i] = 0.0;
+      run.bad[i] = 0;
+      if (p.call != Call::backward) put_ignored_row(o, i);
+      if (p.dz != DType::none) std::memset(row_of(o.dz, i), 0, static_cast<std::size_t>(p.vocab * size_of(p.dz)));
+    }
   });
   double total = 0.0;
   outcome->bad = 0;

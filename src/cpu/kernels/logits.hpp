@@ -19,21 +19,24 @@ inline float logits_row(const void* z, contract::DType dtype, std::int64_t vocab
       std::int64_t const n = std::min(leaf_columns, vocab - j0);
       const char* const ahead = reinterpret_cast<const char*>(s + j0) + prefetch_bytes;
       for (std::size_t i = 0; i < leaf_columns * sizeof(T); i += 64) __builtin_prefetch(ahead + i);
-      // A whole leaf becomes exponentials where they are kept; the last one has no room for padding there.
-      float* const at = e != nullptr && n == leaf_columns ? e + j0 : buffer;
-      if (n == leaf_columns) {
-        for (std::int64_t i = 0; i < leaf_columns; i += F32::lanes) F32::load(s + j0 + i).store(at + i);
-      } else {
-        for_lanes(n, [&](std::int64_t i, int count) { load_some(s + j0 + i, count).store(at + i); });
-      }
       std::int64_t const here = target - j0;
       bool const mine = here >= 0 && here < n;
-      LeafResult const result = leaf(at, n, mine ? here : -1, want_k);
+      if (n == leaf_columns && !mine) {
+        // Most leaves: from the stored logits straight to exponentials where they are kept.
+        m[l] = largest_of(s + j0, n);
+        float const reference = reference_of(m[l]);
+        k[l] = want_k ? sum_differences(s + j0, n, reference) : 0.0F;
+        r[l] = e != nullptr ? sum_exponentials<true>(s + j0, n, reference, e + j0)
+                            : sum_exponentials<false>(s + j0, n, reference, e);
+        continue;
+      }
+      for_lanes(n, [&](std::int64_t i, int count) { load_some(s + j0 + i, count).store(buffer + i); });
+      LeafResult const result = leaf(buffer, n, mine ? here : -1, want_k);
       if (mine) z_y = result.z_y;
       m[l] = result.m;
       r[l] = result.r;
       k[l] = result.k;
-      if (e != nullptr && at == buffer) std::memcpy(e + j0, buffer, static_cast<std::size_t>(n) * sizeof(float));
+      if (e != nullptr) std::memcpy(e + j0, buffer, static_cast<std::size_t>(n) * sizeof(float));
     }
   });
   return z_y;
@@ -60,12 +63,15 @@ inline LeafResult merge_leaves(float* m, float* r, float* k, float* n, std::int6
 }
 
 inline void logits_gradient(const float* e, const float* leaf_m, std::int64_t vocab, float m, float a_over_s, float c,
-                            void* d, contract::DType dtype) {
+                            void* d, contract::DType dtype, const char* next, std::int64_t next_bytes) {
   with_storage(dtype, [&](auto tag) {
     auto* out = static_cast<decltype(tag)*>(d);
     F32 const shift(c);
     for (std::int64_t j0 = 0, l = 0; j0 < vocab; j0 += leaf_columns, ++l) {
       std::int64_t const n = std::min(leaf_columns, vocab - j0);
+      if (next != nullptr)
+        for (std::int64_t at = j0 * next_bytes; at < (j0 + n) * next_bytes; at += 64)
+          __builtin_prefetch(next + at, 0, 2);
       F32 const scale(a_over_s * contract::exp2_of(contract::exponent(leaf_m[l], m)));
       for_lanes(n, [&](std::int64_t i, int count) {
         store_some(contract::element(load_some(e + j0 + i, count, 0.0F), scale, shift), out + j0 + i, count);

@@ -141,6 +141,18 @@ inline void pack_b_cols(const Source& src, std::int64_t r0, std::int64_t k, std:
     for (std::int64_t row = 0; row < steps * P::ks; row += pair) {
       auto* step = reinterpret_cast<std::uint32_t*>(dst + row / P::ks * P::nr * segment_bytes);
       int const word_row = static_cast<int>(row % P::ks) / pair;
+      // Rows lie pages apart: the hardware does not fetch the next one by itself.
+      constexpr std::int64_t ahead = 16;
+      if (row + ahead < k) {
+        const char* next = src.row(r0 + row + ahead) + c0 * src.col_stride;
+        for (std::int64_t at = 0; at < n * src.col_stride; at += 64) __builtin_prefetch(next + at);
+        if constexpr (pair == 2) {
+          if (row + ahead + 1 < k) {
+            next = src.row(r0 + row + ahead + 1) + c0 * src.col_stride;
+            for (std::int64_t at = 0; at < n * src.col_stride; at += 64) __builtin_prefetch(next + at);
+          }
+        }
+      }
       for (std::int64_t c = 0; c < n; c += 16) {
         auto* d = reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(step) + c / P::nr * panel) +
                   P::word(word_row, static_cast<int>(c % P::nr));

@@ -46,9 +46,9 @@ inline void pad(float* z, std::int64_t n, float fill) {
   for (std::int64_t i = n; i % 64 != 0; ++i) z[i] = fill;
 }
 
-// z[0, n) -> exp(z - m), 0 at the target; see table.hpp. Padding holds 0 afterwards.
-inline LeafResult leaf(float* z, std::int64_t n, std::int64_t target, bool want_k) {
-  if (n % 64 != 0) pad(z, n, -INFINITY);
+// Of n numbers, n a multiple of four vectors.
+template <class T>
+inline float largest_of(const T* z, std::int64_t n) {
   constexpr int lanes = F32::lanes, step = 4 * lanes;
   F32 top0(-INFINITY), top1 = top0, top2 = top0, top3 = top0;
   for (std::int64_t i = 0; i < n; i += step) {
@@ -57,37 +57,53 @@ inline LeafResult leaf(float* z, std::int64_t n, std::int64_t target, bool want_
     top2 = maximum(F32::load(z + i + 2 * lanes), top2);
     top3 = maximum(F32::load(z + i + 3 * lanes), top3);
   }
-  LeafResult out;
-  out.m = max_of(maximum(maximum(top0, top1), maximum(top2, top3)));
-  // A leaf without a finite logit: any reference gives exponentials of 0.
-  F32 const m(out.m == -INFINITY ? 0.0F : out.m);
-  out.k = 0.0F;
-  if (want_k) {
-    F32 sum(0.0F);
-    for_lanes(n, [&](std::int64_t i, int count) {
-      // Padding counts as the reference itself; masked classes give -inf.
-      sum = sum + (load_some(z + i, count, out.m == -INFINITY ? 0.0F : out.m) - m);
-    });
-    out.k = sum_of(sum);
+  return max_of(maximum(maximum(top0, top1), maximum(top2, top3)));
+}
+
+// Any reference gives exponentials of 0 to a leaf without a finite logit.
+inline float reference_of(float largest) { return largest == -INFINITY ? 0.0F : largest; }
+
+// Sum of exp(z - m) over n numbers, n a multiple of four vectors; each goes to e when keep (e may be z).
+template <bool keep, class T>
+inline float sum_exponentials(const T* z, std::int64_t n, float m, float* e) {
+  constexpr int lanes = F32::lanes, step = 4 * lanes;
+  F32 const reference(m);
+  F32 sum0(0.0F), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+  auto exponential = [&](std::int64_t i) {
+    F32 const x = exp2_of(contract::exponent(F32::load(z + i), reference));
+    if constexpr (keep) x.store(e + i);
+    return x;
+  };
+  for (std::int64_t i = 0; i < n; i += step) {
+    sum0 = sum0 + exponential(i);
+    sum1 = sum1 + exponential(i + lanes);
+    sum2 = sum2 + exponential(i + 2 * lanes);
+    sum3 = sum3 + exponential(i + 3 * lanes);
   }
-  out.z_y = 0.0F;
+  return sum_of((sum0 + sum1) + (sum2 + sum3));
+}
+
+// Sum of z - m; masked classes give -inf.
+template <class T>
+inline float sum_differences(const T* z, std::int64_t n, float m) {
+  F32 sum(0.0F);
+  F32 const reference(m);
+  for_lanes(n, [&](std::int64_t i, int count) { sum = sum + (load_some(z + i, count, m) - reference); });
+  return sum_of(sum);
+}
+
+// z[0, n) -> exp(z - m), 0 at the target; see table.hpp. Padding holds 0 afterwards.
+inline LeafResult leaf(float* z, std::int64_t n, std::int64_t target, bool want_k) {
+  if (n % 64 != 0) pad(z, n, -INFINITY);
+  std::int64_t const padded = (n + 63) / 64 * 64;
+  LeafResult out{largest_of(z, padded), 0.0F, 0.0F, 0.0F};
+  float const m = reference_of(out.m);
+  if (want_k) out.k = sum_differences(z, n, m);
   if (target >= 0) {
     out.z_y = z[target];
     z[target] = -INFINITY;
   }
-  F32 sum0(0.0F), sum1 = sum0, sum2 = sum0, sum3 = sum0;
-  auto exponential = [&](float* at) {
-    F32 const e = exp2_of(contract::exponent(F32::load(at), m));
-    e.store(at);
-    return e;
-  };
-  for (std::int64_t i = 0; i < n; i += step) {
-    sum0 = sum0 + exponential(z + i);
-    sum1 = sum1 + exponential(z + i + lanes);
-    sum2 = sum2 + exponential(z + i + 2 * lanes);
-    sum3 = sum3 + exponential(z + i + 3 * lanes);
-  }
-  out.r = sum_of((sum0 + sum1) + (sum2 + sum3));
+  out.r = sum_exponentials<true>(z, padded, m, z);
   return out;
 }
 

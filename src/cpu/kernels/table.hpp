@@ -94,9 +94,10 @@ struct RowKernels {
   float (*logits_row)(const void* z, contract::DType dtype, std::int64_t vocab, std::int64_t target, bool want_k,
                       float* m, float* r, float* k, float* e);
   LeafResult (*merge_leaves)(float* m, float* r, float* k, float* n, std::int64_t leaves, std::int64_t vocab);
-  // D row from kept exponentials: d_j = e_j * exp(m_leaf - m) a/s - c.
+  // D row from kept exponentials: d_j = e_j * exp(m_leaf - m) a/s - c. Meanwhile `next`, the row of logits that comes
+  // next (next_bytes an element; null: none), is fetched into the L2 cache, so that memory is not idle.
   void (*logits_gradient)(const float* e, const float* leaf_m, std::int64_t vocab, float m, float a_over_s, float c,
-                          void* d, contract::DType dtype);
+                          void* d, contract::DType dtype, const char* next, std::int64_t next_bytes);
   // D row from logits: d_j = exp(z_j - m) a/s - c; z may be d.
   void (*logits_gradient_again)(const void* z, contract::DType z_dtype, std::int64_t vocab, float m, float a_over_s,
                                 float c, void* d, contract::DType dtype);
