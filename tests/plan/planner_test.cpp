@@ -434,7 +434,7 @@ TEST(Planner, HugeProblemsDoNotOverflow) {
           }
           EXPECT_TRUE(sum == plan.workspace_bytes);
           EXPECT_TRUE(std::isfinite(plan.predicted_seconds) && plan.predicted_seconds >= 0.0);
-          EXPECT_NO_THROW(json::parse(plan.json()));
+          EXPECT_TRUE(json::accept(plan.json()));
         }
       }
     }
