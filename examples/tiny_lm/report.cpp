@@ -450,7 +450,7 @@ std::string html(const Findings& f) {
   page +=
       "<h2>The losses agree</h2>\n<p>Loss of each step on its own batch. The blue curve runs inside the orange band; "
       "below, what "
-      "is left between them (floor 10⁻⁸): rounding, which training slowly amplifies.</p>\n" +
+      "is left between them (floor 10⁻⁸): the rounding of fp32.</p>\n" +
       loss_chart(f);
   page += "<h2>Held-out perplexity</h2>\n" + perplexity_table(f);
 
