@@ -101,5 +101,10 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   // A reader of stdout that leaves (`| head`) shows as EPIPE, so that files being written are still finished.
   std::signal(SIGPIPE, SIG_IGN);
-  return logitless::cli::run(argc, argv);
+  try {
+    return logitless::cli::run(argc, argv);
+  } catch (...) {  // while the flags themselves are set up: memory, or a defect
+    std::fputs("logitless: cannot start\n", stderr);
+    return 1;
+  }
 }

@@ -54,7 +54,7 @@ std::string text_of(double x, int digits) {
 
 std::string text_of_bytes(std::uint64_t bytes) {
   constexpr const char* units[] = {"KiB", "MiB", "GiB", "TiB"};
-  std::string const plain = std::to_string(bytes) + " bytes";
+  std::string plain = std::to_string(bytes) + " bytes";
   if (bytes < 1024) return plain;
   auto value = static_cast<double>(bytes) / 1024.0;
   int unit = 0;

@@ -177,6 +177,7 @@ std::optional<Inputs> fewer_rows(const VerifyRequest& r) {
       std::max({static_cast<std::int64_t>(static_cast<double>(in.rows) * 10.0 / seconds), r.sample, std::int64_t{64}});
   if (!(seconds > 10.0) || rows >= in.rows) return {};
   std::vector<std::int64_t> chosen;
+  chosen.reserve(static_cast<std::size_t>(rows));
   for (std::int64_t n = 0; n < rows; ++n) chosen.push_back(n * in.rows / rows);
   Inputs fewer = in;
   auto const keep = [&](const Array& array) {

@@ -227,7 +227,8 @@ std::vector<std::string> save_head(Trainer& trainer, const Options& options, con
                              " --targets " + shell_word(path + ":targets");
   return {tool + " loss" + inputs, tool + " check" + inputs,
           tool + " plan --rows " + std::to_string(rows) + " --hidden " + std::to_string(sizes.hidden) + " --vocab " +
-              std::to_string(sizes.vocab) + " --budget " + std::to_string(options.budget >> 10) + "KiB"};
+              std::to_string(sizes.vocab) + " --dtype f32" +
+              (options.budget > 0 ? " --budget " + std::to_string(options.budget) : std::string())};
 }
 
 double peak_of_process() {

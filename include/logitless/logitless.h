@@ -4,7 +4,8 @@
  * W [V,H] head weight (row j = class j), z = X W^T [R,V] logits, y [R] targets, D = dL/dz.
  *
  * Use: make a context (threads, backend); describe a problem (shapes, dtypes, call, budget) and options; make a plan;
- * ask it for its workspace; run it on tensors. Compute calls never allocate; a plan may be used by one thread at a time.
+ * ask it for its workspace; run it on tensors. Compute calls never allocate; a plan may be used by one thread at a
+ * time.
  *
  * Rules of the ABI: every struct begins with its own size and only grows at its end (a field beyond `size` has its
  * default); enumerators keep their numbers; functions return ll_status and no exception leaves the library. After a
@@ -40,13 +41,13 @@ enum {
   LL_OK = 0,
   LL_ERROR_INVALID_ARGUMENT = 1, /* a value, shape, stride, dtype or pointer that no call could accept */
   LL_ERROR_TARGET_RANGE = 2,     /* a target outside [0,V) that is not ignore_index; nothing was written */
-  LL_ERROR_EMPTY = 3,            /* mean over no kept row (or a divisor of 0) with on_empty = error; nothing was written */
-  LL_ERROR_BUDGET = 4,           /* the memory budget is below the least that any plan needs */
-  LL_ERROR_WORKSPACE = 5,        /* the workspace is null, misaligned or smaller than the plan's */
-  LL_ERROR_UNSUPPORTED = 6,      /* a combination that this build or backend does not offer */
-  LL_ERROR_OUT_OF_MEMORY = 7,    /* the library could not allocate a context or a plan */
-  LL_ERROR_SYSTEM = 8,           /* the operating system refused (threads, AMX permission) */
-  LL_ERROR_INTERNAL = 9          /* a defect of the library; please report it */
+  LL_ERROR_EMPTY = 3,         /* mean over no kept row (or a divisor of 0) with on_empty = error; nothing was written */
+  LL_ERROR_BUDGET = 4,        /* the memory budget is below the least that any plan needs */
+  LL_ERROR_WORKSPACE = 5,     /* the workspace is null, misaligned or smaller than the plan's */
+  LL_ERROR_UNSUPPORTED = 6,   /* a combination that this build or backend does not offer */
+  LL_ERROR_OUT_OF_MEMORY = 7, /* the library could not allocate a context or a plan */
+  LL_ERROR_SYSTEM = 8,        /* the operating system refused (threads, AMX permission) */
+  LL_ERROR_INTERNAL = 9       /* a defect of the library; please report it */
 };
 
 /* Name of a status, for example "LL_ERROR_BUDGET". Never null. */
@@ -114,7 +115,7 @@ typedef struct ll_context_options {
   int32_t threads;              /* 0: LOGITLESS_NUM_THREADS, or the CPUs this process may use */
   ll_parallel_for parallel_for; /* null: a pool of the context's own */
   void *parallel_for_user;
-  const char *cpu_target;       /* null: LOGITLESS_CPU_TARGET, or the best one; else scalar, avx2, avx512, avx512bf16, amx */
+  const char *cpu_target; /* null: LOGITLESS_CPU_TARGET, or the best one; else scalar, avx2, avx512, avx512bf16, amx */
 } ll_context_options;
 
 LL_API void ll_context_options_init(ll_context_options *options) LL_NOEXCEPT;
@@ -144,13 +145,13 @@ enum { LL_EMPTY_ERROR = 1, LL_EMPTY_NAN = 2, LL_EMPTY_ZERO = 3 };
 
 typedef struct ll_options {
   uint64_t size;
-  ll_reduction reduction;   /* default mean */
-  ll_smoothing smoothing;   /* default uniform */
-  double label_smoothing;   /* alpha in [0,1], default 0 */
-  int64_t ignore_index;     /* default -100: that row has loss 0 and no gradient */
-  double normalizer;        /* mean divides by it when > 0; default 0: by the number of kept rows */
-  ll_on_empty on_empty;     /* default error */
-  int32_t reserved;         /* 0 */
+  ll_reduction reduction; /* default mean */
+  ll_smoothing smoothing; /* default uniform */
+  double label_smoothing; /* alpha in [0,1], default 0 */
+  int64_t ignore_index;   /* default -100: that row has loss 0 and no gradient */
+  double normalizer;      /* mean divides by it when > 0; default 0: by the number of kept rows */
+  ll_on_empty on_empty;   /* default error */
+  int32_t reserved;       /* 0 */
 } ll_options;
 
 LL_API void ll_options_init(ll_options *options) LL_NOEXCEPT;
@@ -206,11 +207,11 @@ typedef struct ll_arguments {
   const ll_tensor *logits;  /* z [R,V], problems of kind logits */
   const ll_tensor *targets; /* y [R], I32 or I64 */
   /* outputs of forward and forward_backward */
-  const ll_tensor *loss;         /* [] or [1], F32 or F64; mean or sum */
-  const ll_tensor *row_loss;     /* [R] F32: each row's loss before the reduction, 0 for ignored rows */
-  const ll_tensor *row_lse;      /* [R] F32: log-sum-exp of the row's logits */
-  const ll_tensor *row_logprob;  /* [R] F32: log-probability of the target */
-  const ll_tensor *stats;        /* [R,4] F32: m, r, z_y, and with smoothing sum_j (z_j - m), else 0; backward reads it */
+  const ll_tensor *loss;        /* [] or [1], F32 or F64; mean or sum */
+  const ll_tensor *row_loss;    /* [R] F32: each row's loss before the reduction, 0 for ignored rows */
+  const ll_tensor *row_lse;     /* [R] F32: log-sum-exp of the row's logits */
+  const ll_tensor *row_logprob; /* [R] F32: log-probability of the target */
+  const ll_tensor *stats; /* [R,4] F32: m, r, z_y, and with smoothing sum_j (z_j - m), else 0; backward reads it */
   /* gradients, for the dtypes that the problem names */
   const ll_tensor *grad_hidden; /* dX [R,H]; columns adjacent */
   const ll_tensor *grad_weight; /* dW [V,H]; columns adjacent */

@@ -30,8 +30,8 @@ static void set(const ll_tensor *t, int64_t n, float value) {
   }
 }
 
-ll_status ll_forward_backward(ll_plan *plan, const ll_arguments *a, void *workspace, size_t bytes, void *stream)
-    LL_NOEXCEPT {
+ll_status ll_forward_backward(ll_plan *plan, const ll_arguments *a, void *workspace, size_t bytes,
+                              void *stream) LL_NOEXCEPT {
   call real = (call)dlsym(RTLD_NEXT, "ll_forward_backward");
   ll_status status = real(plan, a, workspace, bytes, stream);
   const char *what = getenv("LOGITLESS_PERTURB");
@@ -41,8 +41,11 @@ ll_status ll_forward_backward(ll_plan *plan, const ll_arguments *a, void *worksp
   const struct {
     const char *name;
     const ll_tensor *tensor;
-  } outputs[] = {{"row_loss", a->row_loss},       {"row_lse", a->row_lse},         {"grad_hidden", a->grad_hidden},
-                 {"grad_weight", a->grad_weight}, {"grad_logits", a->grad_logits}};
+  } outputs[] = {{"row_loss", a->row_loss},
+                 {"row_lse", a->row_lse},
+                 {"grad_hidden", a->grad_hidden},
+                 {"grad_weight", a->grad_weight},
+                 {"grad_logits", a->grad_logits}};
   if (a->loss != NULL && length == 4 && memcmp(what, "loss", 4) == 0) *(double *)a->loss->data *= factor;
   for (size_t i = 0; i < sizeof outputs / sizeof *outputs; ++i) {
     const ll_tensor *t = outputs[i].tensor;
