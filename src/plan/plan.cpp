@@ -55,9 +55,9 @@ std::vector<std::int64_t> chunks_of(std::int64_t rows, std::int64_t given) {
 std::vector<std::int64_t> blocks_of(const Problem& p, const Machine& m, std::int64_t given) {
   if (given > 0) return {round_up(given, m.leaf)};
   if (!p.wants_gradient()) return {m.leaf};
-  // A packed block of 256 columns over B of K stays within 1 MiB of the L2 cache. Measured (Xeon, two threads, R 2048,
-  // H 2048, V 32768): bf16 0.42 s at B 4096, 0.35 at 2048, 0.40 at 1024; fp32 level at 4096 and 1024, with 50 MiB less.
-  std::int64_t const most = (std::int64_t{1} << 20) / (m.leaf * (products_in_bf16(p, m) ? 2 : 4));
+  // Largest B, measured (Xeon, two threads, R 2048, H 2048, V 32768; docs/performance.md): bf16 is fastest at 2048,
+  // where a packed block of 256 columns takes 1 MiB of the L2 cache; fp32 at 4096, where dX is added into least often.
+  std::int64_t const most = products_in_bf16(p, m) ? 2048 : 4096;
   std::vector<std::int64_t> blocks;
   if (p.vocab < most) blocks.push_back(round_up(p.vocab, m.leaf));
   for (std::int64_t b = most; b >= m.leaf; b /= 2)
