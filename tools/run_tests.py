@@ -258,16 +258,20 @@ def main():
     parser.add_argument("--quick", action="store_true", help="the suites that fail most often, within 3 minutes")
     parser.add_argument("--full", action="store_true", help="wider conformance, longer fuzzing")
     parser.add_argument("--only", metavar="NAME", help="one step, or the tests of the release build that match NAME")
+    parser.add_argument("--without", metavar="STEP,..", default="", help="leave steps out; they are named in the output")
     parser.add_argument("--list", action="store_true", help="name the steps and stop")
     options = parser.parse_args()
     if options.list:
         for name, (_, quick, what) in STEPS.items():
             print(f"{name:8} {what}{' (also in --quick)' if quick else ''}")
         return 0
+    without = [name for name in options.without.split(",") if name]
+    if unknown := [name for name in without if name not in STEPS]:
+        parser.error(f"--without: {unknown[0]!r} is no step (./test --list names them)")
     LOGS.mkdir(parents=True, exist_ok=True)
     tally = Tally()
     chosen = {name: step for name, step in STEPS.items()
-              if (options.only == name if options.only else step[1] or not options.quick)}
+              if (options.only == name if options.only else step[1] or not options.quick) and name not in without}
     if options.only and not chosen:
         def matching(tally, options):
             if build(tally, "ci-gcc"):
@@ -285,6 +289,8 @@ def main():
     if options.quick and not options.only:
         print("not part of --quick: " + ", ".join(name for name, step in STEPS.items() if not step[1])
               + ", mutants, examples, the wider conformance")
+    if without:
+        print("left out by --without: " + ", ".join(without))
     for reason in dict.fromkeys(reason for _, reason in tally.skipped):
         print(f"\nskipped: {reason}")
         for name, its_reason in tally.skipped:
