@@ -255,7 +255,7 @@ STEPS = {
 def main():
     parser = argparse.ArgumentParser(prog="./test", description="Builds and runs everything that this machine can test.",
                                      epilog="Example: ./test --quick")
-    parser.add_argument("--quick", action="store_true", help="the suites that fail most often, within 3 minutes")
+    parser.add_argument("--quick", action="store_true", help="the suites that fail most often")
     parser.add_argument("--full", action="store_true", help="wider conformance, longer fuzzing")
     parser.add_argument("--only", metavar="NAME", help="one step, or the tests of the release build that match NAME")
     parser.add_argument("--without", metavar="STEP,..", default="", help="leave steps out; they are named in the output")
