@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <new>
 
 #include "cpu/rows.hpp"
 
@@ -79,8 +78,7 @@ class LinearRun {
       *status = status_empty;
       return error;
     }
-    for (int t = 0; t < plan_.machine.threads; ++t)
-      new (flags_ + std::size_t{8} * static_cast<std::size_t>(t)) std::atomic<std::int64_t>(0);
+    free_slots(flags_, plan_.machine.threads);
     std::int64_t at = 0;
     for (std::int64_t i = 0; i < p_.rows; ++i) {
       std::int64_t const y = target_of(o_.targets, i);
@@ -101,10 +99,7 @@ class LinearRun {
     if (dw_sum_ != nullptr && kept > 0) finish_weight_gradient();
     outcome->kept = kept;
     outcome->bad = bad_rows_;
-    outcome->loss = p_.loss.reduction == contract::Reduction::none ? 0.0
-                    : !reducer_.empty                              ? total_ * reducer_.factor
-                    : p_.loss.on_empty == contract::OnEmpty::nan   ? std::nan("")
-                                                                   : 0.0;
+    outcome->loss = reduced_loss(p_, reducer_, total_);
     return {};
   }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <new>
 
 #include "cpu/rows.hpp"
 
@@ -137,8 +136,7 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
                       reinterpret_cast<std::atomic<std::int64_t>*>(buffer("thread_slots")),
                       reinterpret_cast<double*>(buffer("row_loss")),
                       reinterpret_cast<std::int64_t*>(buffer("row_bad"))};
-  for (int t = 0; t < plan.machine.threads; ++t)
-    new (run.flags + std::size_t{8} * static_cast<std::size_t>(t)) std::atomic<std::int64_t>(0);
+  free_slots(run.flags, plan.machine.threads);
   // A task is a few adjacent rows: while one is written, the next is fetched.
   std::int64_t const group = std::clamp<std::int64_t>(p.rows / (std::int64_t{16} * executor.threads()), 1, 8);
   parallel(executor, (p.rows + group - 1) / group, [&](std::int64_t task) {
@@ -163,10 +161,7 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
     outcome->bad += run.bad[i];
   }
   outcome->kept = kept;
-  outcome->loss = p.loss.reduction == contract::Reduction::none ? 0.0
-                  : !reducer.empty                              ? total * reducer.factor
-                  : p.loss.on_empty == contract::OnEmpty::nan   ? std::nan("")
-                                                                : 0.0;
+  outcome->loss = reduced_loss(p, reducer, total);
   return {};
 }
 

@@ -2,6 +2,7 @@
 #include "cpu/rows.hpp"
 
 #include <cmath>
+#include <new>
 
 namespace logitless::cpu {
 
@@ -37,6 +38,17 @@ std::string reduce_rule(const contract::Problem& problem, std::int64_t kept, Red
     return "targets: no row is kept of " + std::to_string(problem.rows) +
            ", so the mean is undefined (choose on_empty nan or zero, reduction sum, or a normalizer)";
   return {};
+}
+
+double reduced_loss(const contract::Problem& problem, const Reducer& reducer, double total) {
+  if (problem.loss.reduction == contract::Reduction::none) return 0.0;
+  if (!reducer.empty) return total * reducer.factor;
+  return problem.loss.on_empty == contract::OnEmpty::nan ? std::nan("") : 0.0;
+}
+
+void free_slots(std::atomic<std::int64_t>* flags, int slots) {
+  for (int i = 0; i < slots; ++i)
+    new (flags + std::size_t{8} * static_cast<std::size_t>(i)) std::atomic<std::int64_t>(0);
 }
 
 void put_ignored_row(const Operands& o, std::int64_t i) {

@@ -50,6 +50,9 @@ struct Reducer {
 // Returns the error's text when on_empty says so.
 std::string reduce_rule(const contract::Problem& problem, std::int64_t kept, Reducer* out);
 
+// The reduced loss from the sum of the kept rows' losses; 0 with reduction none.
+double reduced_loss(const contract::Problem& problem, const Reducer& reducer, double total);
+
 // Upstream gradient of row i: that of the reduced loss, and the row's own.
 inline double upstream_of(const contract::Problem& problem, const Operands& o, const Reducer& reducer, std::int64_t i) {
   double const own = o.grad_row_loss ? static_cast<double>(float_at(o.grad_row_loss, i)) : 0.0;
@@ -74,6 +77,9 @@ inline void put_row(const Operands& o, std::int64_t i, const contract::RowResult
 
 // Zeros in the per-row outputs of an ignored row.
 void put_ignored_row(const Operands& o, std::int64_t i);
+
+// Frees all slots: once a call, before its first Slot.
+void free_slots(std::atomic<std::int64_t>* flags, int slots);
 
 // A slot of per-thread scratch, taken from flags in the workspace; at most `slots` bodies run at once.
 class Slot {

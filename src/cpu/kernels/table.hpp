@@ -103,8 +103,6 @@ struct RowKernels {
                                 float c, void* d, contract::DType dtype);
 };
 
-struct Features;  // machine.hpp
-
 struct Target {
   const char* name;
   RowKernels rows;
