@@ -168,7 +168,7 @@ int run(const CheckFlags& flags) {
   if (!random && !flags.inputs.any()) {
     throw UsageError("inputs: missing; give --hidden, --weight and --targets, or --rows, --hidden and --vocab");
   }
-  Inputs const inputs = random ? random_inputs(flags) : load(flags.inputs);
+  Inputs const inputs = random ? random_inputs(flags) : load(flags.inputs, flags.options.ignore_index);
   Verification v;
   {
     Progress progress;

@@ -127,6 +127,12 @@ auto number(double Options::* field, double least, double most) {
     o.*field = parse_number(flag, value, least, most);
   };
 }
+template <class Part>
+auto number(Part Options::* part, double Part::* field, double least, double most) {
+  return [=](Options& o, const std::string& flag, const std::string& value) {
+    o.*part.*field = parse_number(flag, value, least, most);
+  };
+}
 auto integer(std::int64_t Options::* field, std::int64_t least, std::int64_t most) {
   return [=](Options& o, const std::string& flag, const std::string& value) {
     o.*field = parse_integer(flag, value, least, most);
@@ -135,7 +141,9 @@ auto integer(std::int64_t Options::* field, std::int64_t least, std::int64_t mos
 
 constexpr double inf = std::numeric_limits<double>::infinity();
 
-// A new option of the library is one line here.
+constexpr double above_0 = std::numeric_limits<double>::min();
+
+// A new option of the library is one line in one of these two.
 const std::vector<OptionRow>& option_table() {
   static const std::vector<OptionRow> table = {
       {"--reduction", "mean|sum|none", "over the kept rows (mean)",
@@ -148,7 +156,7 @@ const std::vector<OptionRow>& option_table() {
       {"--smoothing", "uniform|others", "A over all V classes, or over the V-1 others (uniform)",
        choice(&Options::smoothing, Choices<Smoothing>{{"uniform", Smoothing::uniform}, {"others", Smoothing::others}})},
       {"--normalizer", "X", "mean divides by X instead of the number of kept rows",
-       number(&Options::normalizer, std::numeric_limits<double>::min(), inf)},
+       number(&Options::normalizer, above_0, inf)},
       {"--on-empty", "error|nan|zero", "mean over no kept row (error)",
        choice(&Options::on_empty,
               Choices<OnEmpty>{{"error", OnEmpty::error}, {"nan", OnEmpty::nan}, {"zero", OnEmpty::zero}})},
@@ -156,14 +164,77 @@ const std::vector<OptionRow>& option_table() {
   return table;
 }
 
-}  // namespace
+const std::vector<OptionRow>& more_options_table() {
+  static const std::vector<OptionRow> table = {
+      {"--logit-scale", "X", "z = logit scale times the logits (1)", number(&Options::logit_scale, above_0, inf)},
+      {"--softcap", "X", "z = X tanh(z / X) after that (none)", number(&Options::softcap, above_0, inf)},
+      {"--z-loss", "X", "adds X lse^2 to a row's loss (0)", number(&Options::z_loss, 0.0, inf)},
+      {"--rest", "dropped|renormalised|spread", "mass that --topk-probs leave over (dropped)",
+       choice(
+           &Options::rest,
+           Choices<Rest>{{"dropped", Rest::dropped}, {"renormalised", Rest::renormalised}, {"spread", Rest::spread}})},
+      {"--divergence", "forward_kl|reverse_kl|jsd", "from a teacher's head (forward_kl)",
+       [](Options& o, const std::string& flag, const std::string& value) {
+         o.distillation.divergence = parse_choice(flag, value,
+                                                  Choices<Divergence>{{"forward_kl", Divergence::forward_kl},
+                                                                      {"reverse_kl", Divergence::reverse_kl},
+                                                                      {"jsd", Divergence::jsd}});
+       }},
+      {"--beta", "X", "of jsd, between 0 and 1 (0.5)",
+       number(&Options::distillation, &Distillation::beta, above_0, 1.0)},
+      {"--distill-temperature", "X", "of student and teacher (1)",
+       number(&Options::distillation, &Distillation::temperature, above_0, inf)},
+      {"--hard-share", "X", "of the targets' cross-entropy beside a teacher, from 0 to 1 (0)",
+       number(&Options::distillation, &Distillation::hard_share, 0.0, 1.0)},
+      {"--clip-low", "X", "of the policy rule (0.2)", number(&Options::policy, &Policy::clip_low, 0.0, 1.0)},
+      {"--clip-high", "X", "of the policy rule (0.2)", number(&Options::policy, &Policy::clip_high, 0.0, inf)},
+      {"--kl-coef", "X", "of the policy rule; needs --policy-ref-logprob (0)",
+       number(&Options::policy, &Policy::kl_coef, 0.0, inf)},
+      {"--entropy-coef", "X", "of the policy rule (0)", number(&Options::policy, &Policy::entropy_coef, -1e300, inf)},
+      {"--filter", "X", "gradient entries below X become 0 or +-X, unbiased; a power of 2 (none)",
+       number(&Options::filter, above_0, 1.0)},
+      {"--filter-seed", "N", "of the filter (0)",
+       [](Options& o, const std::string& flag, const std::string& value) {
+         o.filter_seed = static_cast<std::uint64_t>(parse_integer(flag, value, 0, any_most));
+       }},
+  };
+  return table;
+}
 
-void add_loss_options(CLI::App& app, Options& options) {
-  for (OptionRow const& row : option_table()) {
+void add_table(CLI::App& app, Options& options, const std::vector<OptionRow>& table) {
+  for (OptionRow const& row : table) {
     add_flag(app, row.flag, row.type, row.help, [&options, &row](const std::string& flag, const std::string& value) {
       row.set(options, flag, value);
     })->group("What is computed");
   }
+}
+
+bool is_number(const std::string& text) {
+  double number = 0.0;
+  char const* const end = text.data() + text.size();
+  auto const [stop, error] = std::from_chars(text.data(), end, number);
+  return error != std::errc::invalid_argument && stop == end;
+}
+
+}  // namespace
+
+void add_loss_options(CLI::App& app, Options& options) { add_table(app, options, option_table()); }
+
+void add_more_loss_options(CLI::App& app, Options& options, std::string& row_temperature) {
+  add_table(app, options, more_options_table());
+  add_flag(app, "--temperature", "X|FILE[:NAME]", "z / X, or / T [R], a row's own (1)",
+           [&](const std::string& flag, const std::string& value) {
+             if (value.empty()) refuse(flag, value, "a number or the name of a file");
+             if (is_number(value)) {
+               options.temperature = parse_number(flag, value, above_0, inf);
+             } else {
+               row_temperature = value;
+             }
+           })
+      ->group("What is computed");
+  app.add_flag("--temperature-squared", options.distillation.temperature_squared,
+               "multiply the divergence by --distill-temperature squared")
+      ->group("What is computed");
 }
 
 void add_context_options(CLI::App& app, ContextOptions& options) {
@@ -185,6 +256,22 @@ std::string in_flags(const std::string& message, const CLI::App& command) {
       {"LL_BACKEND_CPU", "cpu"},
       {"LL_BACKEND_CUDA", "cuda"},
       {"LL_SMOOTHING_OTHERS", "--smoothing others"},
+      {"LL_TARGETS_TOPK with LL_TOPK_LOG", "--topk-ids and --topk-logprobs"},
+      {"LL_TARGETS_HARD", "those of --targets"},
+      {"LL_TARGETS_SOFT", "--soft-targets"},
+      {"LL_TARGETS_TOPK", "--topk-ids"},
+      {"LL_TARGETS_TEACHER", "--teacher-hidden"},
+      {"LL_TOPK_LOG", "--topk-logprobs"},
+      {"LL_CLASS_WEIGHT", "--class-weight"},
+      {"LL_KEEP_MASK", "--keep-mask"},
+      {"LL_LOGIT_FLOOR", "--logit-floor"},
+      {"LL_ROW_TEMPERATURE", "a row's own"},
+      {"rule LL_RULE_POLICY", "the policy rule"},
+      {"divergence LL_JSD", "--divergence jsd"},
+      {"LL_FORWARD_KL", "forward_kl"},
+      {"LL_REVERSE_KL", "reverse_kl"},
+      {"LL_JSD", "jsd"},
+      {"LL_FORWARD", "no gradient"},
       {"LL_PER_ROW", "none"},
       {"LL_MEAN", "mean"},
       {"LL_SUM", "sum"}};
@@ -199,6 +286,7 @@ std::string in_flags(const std::string& message, const CLI::App& command) {
   if (flag == "memory_budget") flag = "budget";
   if (flag.size() > 6 && flag.substr(flag.size() - 6) == "_dtype") flag.resize(flag.size() - 6);  // hidden_dtype: f64
   std::replace(flag.begin(), flag.end(), '_', '-');
+  if (flag == "old-logprob" || flag == "advantage" || flag == "ref-logprob") flag = "policy-" + flag;
   flag = "--" + flag;
   return command.get_option_no_throw(flag) == nullptr ? text : flag + text.substr(end);
 }

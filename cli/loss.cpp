@@ -22,7 +22,7 @@ struct LossFlags {
   Options options;
   ContextOptions context;
   std::uint64_t budget = 0;
-  std::string grad_hidden, grad_weight, grad_logits, per_row;
+  std::string grad_hidden, grad_weight, grad_logits, grad_bias, per_row;
   bool grad_f32 = false, json = false;
 };
 
@@ -72,23 +72,69 @@ void check_outputs(const std::vector<Output>& outputs, const InputFlags& inputs)
   }
 }
 
-// exp of the mean negative log-probability of the kept rows' targets, whatever the reduction and the smoothing are.
-// Ignored rows have log-probability 0.
-double perplexity(const Array& logprob, std::int64_t kept) {
+// Over the kept rows; ignored rows hold 0.
+double mean_of(const Array& rows, std::int64_t kept) {
   double sum = 0.0;
-  for (std::int64_t i = 0; i < logprob.count(); ++i) sum += static_cast<double>(logprob.as<float>()[i]);
-  return kept == 0 ? std::nan("") : std::exp(-sum / static_cast<double>(kept));
+  for (std::int64_t i = 0; i < rows.count(); ++i) sum += static_cast<double>(rows.as<float>()[i]);
+  return kept == 0 ? std::nan("") : sum / static_cast<double>(kept);
+}
+
+// What stands beside the loss in a report and in --per-row. Log-probability and correctness are those of the targets,
+// whatever reduction and smoothing are, and are absent where rows have no target of their own.
+struct Rows {
+  Array loss, lse, zloss, logprob, entropy, argmax, correct;
+
+  Rows(std::int64_t rows, bool wanted, bool classes) : entropy(DType::f32, {rows}), argmax(DType::i64, {rows}) {
+    if (wanted) {
+      loss = Array(DType::f32, {rows});
+      lse = Array(DType::f32, {rows});
+      zloss = Array(DType::f32, {rows});
+    }
+    if (classes) {
+      logprob = Array(DType::f32, {rows});
+      correct = Array(DType::u8, {rows});
+    }
+  }
+  void ask(Arguments& arguments) const {
+    arguments.row_loss = loss.tensor();
+    arguments.row_lse = lse.tensor();
+    arguments.row_zloss = zloss.tensor();
+    arguments.row_logprob = logprob.tensor();
+    arguments.row_entropy = entropy.tensor();
+    arguments.row_argmax = argmax.tensor();
+    arguments.row_correct = correct.tensor();
+  }
+  std::vector<files::Source> sources() const {
+    std::vector<files::Source> list = {loss.source("loss"), lse.source("lse"), zloss.source("zloss"),
+                                       entropy.source("entropy"), argmax.source("argmax")};
+    if (logprob) list.push_back(logprob.source("logprob"));
+    if (correct) list.push_back(correct.source("correct"));
+    return list;
+  }
+};
+
+// A number, or nothing where rows have no target of their own.
+void add_of_targets(Report& report, const char* key, bool known, double value) {
+  report.add(key, known ? Json(value) : Json(), known ? text_of(value) : "");
 }
 
 int run(const LossFlags& flags) {
   check_kind_of_outputs(flags);
-  Inputs const inputs = load(flags.inputs);
+  Inputs const inputs = load(flags.inputs, flags.options.ignore_index);
+  Options const options = inputs.with_inputs(flags.options);
+  bool const classes = options.targets == Targets::hard || options.distillation.hard_share > 0.0;
   Problem problem = inputs.problem(!flags.grad_hidden.empty(), !flags.grad_weight.empty(), !flags.grad_logits.empty(),
                                    flags.grad_f32);
+  if (!flags.grad_bias.empty()) {
+    if (!inputs.options.bias) throw UsageError("--grad-bias: " + files::quote(flags.grad_bias) + "; needs --bias");
+    problem.call = Call::forward_backward;
+    problem.grad_bias_dtype = flags.grad_f32 ? DType::f32 : problem.bias_dtype;
+  }
   problem.memory_budget = flags.budget;
+  problem.entropy = problem.argmax = true;
 
   Context context(flags.context);
-  Plan plan(context, problem, flags.options);
+  Plan plan(context, problem, options);
 
   auto const wanted = [](DType dtype, std::int64_t rows, std::int64_t cols) {
     return dtype == DType::none ? Array() : Array(dtype, {rows, cols});
@@ -96,29 +142,22 @@ int run(const LossFlags& flags) {
   Array const dx = wanted(problem.grad_hidden_dtype, inputs.rows, inputs.hidden);
   Array const dw = wanted(problem.grad_weight_dtype, inputs.vocab, inputs.hidden);
   Array const dz = wanted(problem.grad_logits_dtype, inputs.rows, inputs.vocab);
-  Array const logprob(DType::f32, {inputs.rows});
-  Array row_loss, row_lse;
-  if (!flags.per_row.empty()) {
-    row_loss = Array(DType::f32, {inputs.rows});
-    row_lse = Array(DType::f32, {inputs.rows});
-  }
+  Array const db = problem.grad_bias_dtype == DType::none ? Array() : Array(problem.grad_bias_dtype, {inputs.vocab});
+  Rows const rows(inputs.rows, !flags.per_row.empty(), classes);
   std::vector<Output> outputs;
   if (dx) outputs.push_back({"--grad-hidden", flags.grad_hidden, {dx.source("grad_hidden")}});
   if (dw) outputs.push_back({"--grad-weight", flags.grad_weight, {dw.source("grad_weight")}});
   if (dz) outputs.push_back({"--grad-logits", flags.grad_logits, {dz.source("grad_logits")}});
-  if (row_loss) {
-    outputs.push_back(
-        {"--per-row", flags.per_row, {row_loss.source("loss"), row_lse.source("lse"), logprob.source("logprob")}});
-  }
+  if (db) outputs.push_back({"--grad-bias", flags.grad_bias, {db.source("grad_bias")}});
+  if (!flags.per_row.empty()) outputs.push_back({"--per-row", flags.per_row, rows.sources()});
   check_outputs(outputs, flags.inputs);
 
   Arguments arguments = inputs.arguments();
   arguments.grad_hidden = dx.tensor();
   arguments.grad_weight = dw.tensor();
   arguments.grad_logits = dz.tensor();
-  arguments.row_loss = row_loss.tensor();
-  arguments.row_lse = row_lse.tensor();
-  arguments.row_logprob = logprob.tensor();
+  arguments.grad_bias = db.tensor();
+  rows.ask(arguments);
   Workspace workspace(plan.workspace_bytes());
   auto const start = std::chrono::steady_clock::now();
   Result const result =
@@ -133,14 +172,18 @@ int run(const LossFlags& flags) {
   Json const machine = Json::parse(context.describe(Format::json));
   std::string const backend = machine.value("backend", "");
   std::string const target = backend == "cpu" ? machine.value("cpu_target", "") : "";
-  bool const reduced = flags.options.reduction != Reduction::none;
-  double const ppl = perplexity(logprob, result.kept);
+  bool const reduced = options.reduction != Reduction::none;
+  double const accuracy = static_cast<double>(result.correct) / static_cast<double>(result.kept);  // 0 / 0: NaN
+  double const entropy = mean_of(rows.entropy, result.kept);
   Report report;
   report.add("loss", reduced ? Json(result.loss) : Json(), reduced ? text_of(result.loss) : "per row");
   report.add("kept", result.kept, std::to_string(result.kept) + " of " + std::to_string(inputs.rows) + " rows");
   report.add("bad", result.bad,
              result.bad == 0 ? "" : std::to_string(result.bad) + " rows hold NaN or +inf, or are -inf throughout");
-  report.add("perplexity", ppl, text_of(ppl));
+  add_of_targets(report, "perplexity", classes, std::exp(-mean_of(rows.logprob, result.kept)));
+  add_of_targets(report, "accuracy", classes, accuracy);
+  report.add("correct", classes ? Json(result.correct) : Json(), "");
+  report.add("entropy", entropy, text_of(entropy));
   report.add("workspace_bytes", plan.workspace_bytes(), text_of_bytes(plan.workspace_bytes()));
   report.add("seconds", seconds, text_of(seconds, 4));
   report.add("rows", inputs.rows, "");
@@ -148,7 +191,7 @@ int run(const LossFlags& flags) {
   report.add("vocab", inputs.vocab, std::to_string(inputs.vocab));
   report.add("dtype", name_of(inputs.kind == Kind::linear ? inputs.x.dtype() : inputs.z.dtype()), inputs.dtype_text());
   if (inputs.kind == Kind::linear) report.add("weight_dtype", name_of(inputs.w.dtype()), "");
-  report.add("reduction", !reduced ? "none" : flags.options.reduction == Reduction::mean ? "mean" : "sum", "");
+  report.add("reduction", !reduced ? "none" : options.reduction == Reduction::mean ? "mean" : "sum", "");
   report.add("backend", backend, target.empty() ? backend : backend + ", " + target);
   report.add("target", target.empty() ? Json() : Json(target), "");
   report.add("threads", machine.value("threads", 0), std::to_string(machine.value("threads", 0)));
@@ -170,16 +213,21 @@ void add_loss(CLI::App& root, Action& action) {
       *root.add_subcommand("loss", "Loss of tensors in files, with gradients and per-row outputs on request");
   auto const flags = std::make_shared<LossFlags>();
   add_input_flags(app, flags->inputs);
+  add_option_inputs(app, flags->inputs);
   constexpr const char* outputs = "Outputs: OUT ends in .safetensors or .npy";
   add_text(app, "--grad-hidden", "OUT", "dX [R,H]", flags->grad_hidden)->group(outputs);
   add_text(app, "--grad-weight", "OUT", "dW [V,H]", flags->grad_weight)->group(outputs);
   add_text(app, "--grad-logits", "OUT", "dL/dz [R,V], with --logits", flags->grad_logits)->group(outputs);
+  add_text(app, "--grad-bias", "OUT", "db [V], with --bias", flags->grad_bias)->group(outputs);
   add_choice(app, "--grad-dtype", "the input's dtype, or f32 (input)", flags->grad_f32,
              Choices<bool>{{"input", false}, {"f32", true}})
       ->group(outputs);
-  add_text(app, "--per-row", "OUT", "tensors loss, lse, logprob [R], f32; .safetensors", flags->per_row)
+  add_text(app, "--per-row", "OUT",
+           "tensors loss, lse, zloss, entropy, argmax, and of targets logprob, correct [R]; .safetensors",
+           flags->per_row)
       ->group(outputs);
   add_loss_options(app, flags->options);
+  add_more_loss_options(app, flags->options, flags->inputs.row_temperature);
   constexpr const char* run_group = "How it is computed";
   add_choice(app, "--dtype", "convert hidden, weight, logits to this first", flags->inputs.dtype, dtype_choices())
       ->group(run_group);

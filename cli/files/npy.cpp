@@ -86,13 +86,14 @@ struct TypeRow {
   const char* descr;  // without the byte order
   ll_dtype dtype;
 };
-constexpr TypeRow types[] = {{"f4", LL_F32}, {"f8", LL_F64}, {"f2", LL_F16}, {"i4", LL_I32}, {"i8", LL_I64}};
+constexpr TypeRow types[] = {{"f4", LL_F32}, {"f8", LL_F64}, {"f2", LL_F16},
+                             {"i4", LL_I32}, {"i8", LL_I64}, {"u1", LL_U8}};
 
 // Sets tensor.dtype and returns the bytes of an element.
 std::uint64_t read_descr(const std::string& descr, bool void_is_bf16, TensorInfo& tensor) {
   tensor.type = descr;
   auto const wrong = [&](const std::string& why) { return Error("dtype " + quote(descr) + " " + why); };
-  constexpr const char* known = "cannot be read; '<f4', '<f8', '<f2', '<i4' and '<i8' can";
+  constexpr const char* known = "cannot be read; '<f4', '<f8', '<f2', '<i4', '<i8' and '|u1' can";
   if (descr.size() < 3 || std::string_view("<>|=").find(descr[0]) == std::string_view::npos) throw wrong(known);
   std::string_view const body = std::string_view(descr).substr(1);
   if (body == "V2") {
@@ -106,7 +107,7 @@ std::uint64_t read_descr(const std::string& descr, bool void_is_bf16, TensorInfo
   if (descr[0] == '>') throw wrong("is big endian; save it with .astype('<" + std::string(body) + "')");
   for (TypeRow const& row : types) {
     if (body == row.descr) {
-      if (descr[0] == '|') throw wrong("has no byte order");
+      if (descr[0] == '|' && row.dtype != LL_U8) throw wrong("has no byte order");
       tensor.dtype = row.dtype;
       return static_cast<std::uint64_t>(size_of(row.dtype));
     }

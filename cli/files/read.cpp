@@ -98,7 +98,7 @@ Tensor File::read(std::string_view name) const {
   }
   if (found->dtype == LL_NONE) {
     throw wrong("tensor " + quote(found->name) + " is " + quote(found->type) +
-                "; F64, F32, F16, BF16, I64 and I32 can be read");
+                "; F64, F32, F16, BF16, I64, I32 and U8 can be read");
   }
   Tensor tensor{*found, bytes_.get() + found->offset, bytes_};
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(size_of(found->dtype)) != 0) {

@@ -24,7 +24,7 @@ struct TypeRow {
 constexpr TypeRow types[] = {
     {"F64", 64, LL_F64},     {"F32", 32, LL_F32},     {"F16", 16, LL_F16},     {"BF16", 16, LL_BF16},
     {"I64", 64, LL_I64},     {"I32", 32, LL_I32},     {"I16", 16, LL_NONE},    {"I8", 8, LL_NONE},
-    {"U64", 64, LL_NONE},    {"U32", 32, LL_NONE},    {"U16", 16, LL_NONE},    {"U8", 8, LL_NONE},
+    {"U64", 64, LL_NONE},    {"U32", 32, LL_NONE},    {"U16", 16, LL_NONE},    {"U8", 8, LL_U8},
     {"BOOL", 8, LL_NONE},    {"C64", 64, LL_NONE},    {"F8_E4M3", 8, LL_NONE}, {"F8_E5M2", 8, LL_NONE},
     {"F8_E8M0", 8, LL_NONE}, {"F6_E2M3", 6, LL_NONE}, {"F6_E3M2", 6, LL_NONE}, {"F4", 4, LL_NONE},
 };

@@ -9,6 +9,7 @@ namespace logitless::files {
 
 std::int64_t size_of(ll_dtype dtype) {
   switch (dtype) {
+    case LL_U8: return 1;
     case LL_BF16:
     case LL_F16: return 2;
     case LL_F32:
@@ -28,6 +29,7 @@ std::string name_of(ll_dtype dtype) {
     case LL_F64: return "f64";
     case LL_I32: return "i32";
     case LL_I64: return "i64";
+    case LL_U8: return "u8";
     default: return "dtype " + std::to_string(dtype);
   }
 }

@@ -1,15 +1,17 @@
 /* Logitless: losses at a language model's head, and their gradients, without the matrix of logits.
  *
  * The C ABI. C11, and C++. Symbols: R rows (token positions), H hidden size, V vocabulary size, X [R,H] hidden states,
- * W [V,H] head weight (row j = class j), z = X W^T [R,V] logits, y [R] targets, D = dL/dz.
+ * W [V,H] head weight (row j = class j), z [R,V] logits, y [R] targets, p = softmax(z), D = dL/dz.
+ * z0 = X W^T + b, or the given logits + b; z = cap(logit_scale z0) / T_i, cap(t) = softcap tanh(t / softcap).
  *
  * Use: make a context (threads, backend); describe a problem (shapes, dtypes, call, budget) and options; make a plan;
  * ask it for its workspace; run it on tensors. Compute calls never allocate; a plan may be used by one thread at a
  * time.
  *
  * Rules of the ABI: every struct begins with its own size and only grows at its end (a field beyond `size` has its
- * default); enumerators keep their numbers; functions return ll_status and no exception leaves the library. After a
- * failure ll_last_error() gives one line that names the argument, its value and what would be right. */
+ * default, and in a field that came later than 0.1 a zero means "as before"); enumerators keep their numbers; functions
+ * return ll_status and no exception leaves the library. After a failure ll_last_error() gives one line that names the
+ * argument, its value and what would be right. */
 #ifndef LOGITLESS_LOGITLESS_H
 #define LOGITLESS_LOGITLESS_H
 
@@ -75,7 +77,8 @@ enum {
   LL_F16 = 3,
   LL_F64 = 4, /* hidden, weight and logits in F64 run on the reference backend only */
   LL_I32 = 5,
-  LL_I64 = 6
+  LL_I64 = 6,
+  LL_U8 = 7 /* bits of a keep mask, and row_correct */
 };
 
 /* DLPack's numbers. */
@@ -143,15 +146,55 @@ enum {
 typedef int32_t ll_on_empty;
 enum { LL_EMPTY_ERROR = 1, LL_EMPTY_NAN = 2, LL_EMPTY_ZERO = 3 };
 
+/* What a row is compared with, t_ij. w: class weights, a: label_smoothing. Targets y are then optional but for hard
+ * ones and a hard_share above 0; where they are given, rows of ignore_index are left out. */
+typedef int32_t ll_targets;
+enum {
+  LL_TARGETS_HARD = 1,   /* y [R]: t_ij = w_y (1 - a) [j = y] + w_j a / V */
+  LL_TARGETS_SOFT = 2,   /* s [R,V], taken as it is: t_ij = w_j ((1 - a) s_ij + a / V) */
+  LL_TARGETS_TOPK = 3,   /* s from k ids and probabilities of each row, [R,k] */
+  LL_TARGETS_TEACHER = 4 /* q, the softmax of a second head, kind linear only: distillation */
+};
+/* Mass that top-k targets leave over: nowhere; s divided by its sum; in equal parts on the other V - k classes. */
+typedef int32_t ll_rest;
+enum { LL_REST_DROPPED = 1, LL_REST_RENORMALISED = 2, LL_REST_SPREAD = 3 };
+/* Policy: row loss = -min(w A, clamp(w, 1 - clip_low, 1 + clip_high) A) + kl_coef K - entropy_coef H, with
+ * w = exp(log p_y - old_logprob), A the advantage, K = exp(d) - d - 1, d = ref_logprob - log p_y, H the row's entropy.
+ */
+typedef int32_t ll_rule;
+enum { LL_RULE_POLICY = 1 };
+/* Of q (teacher) and p (student), both at distill_temperature. JSD: beta KL(q | mix) + (1 - beta) KL(p | mix),
+ * mix = beta q + (1 - beta) p. */
+typedef int32_t ll_divergence;
+enum { LL_FORWARD_KL = 1, LL_REVERSE_KL = 2, LL_JSD = 3 };
+
 typedef struct ll_options {
   uint64_t size;
   ll_reduction reduction; /* default mean */
   ll_smoothing smoothing; /* default uniform */
   double label_smoothing; /* alpha in [0,1], default 0 */
   int64_t ignore_index;   /* default -100: that row has loss 0 and no gradient */
-  double normalizer;      /* mean divides by it when > 0; default 0: by the number of kept rows */
+  double normalizer;      /* mean divides by it when > 0; default 0: by the kept rows' number, or their sum of w_y */
   ll_on_empty on_empty;   /* default error */
   int32_t reserved;       /* 0 */
+  /* since 0.2; 0 means "as before" in all of them */
+  double logit_scale;           /* above 0, default 1 */
+  double softcap;               /* above 0; default 0: none */
+  double temperature;           /* above 0, default 1: T of every row */
+  double z_loss;                /* lambda: adds lambda lse_i^2 to a row's loss, default 0 */
+  ll_targets targets;           /* default hard */
+  ll_rest rest;                 /* default dropped; of LL_TARGETS_TOPK */
+  ll_rule rule;                 /* default 0: none. A rule takes the place of the cross-entropy */
+  ll_divergence divergence;     /* default forward KL; of LL_TARGETS_TEACHER */
+  double clip_low, clip_high;   /* of the policy rule, as given; ll_options_init sets 0.2 */
+  double kl_coef, entropy_coef; /* of the policy rule, default 0 */
+  double beta;                  /* of LL_JSD, in (0,1); ll_options_init sets 0.5 */
+  double distill_temperature;   /* tau above 0, default 1: distillation compares z / tau with the teacher's u / tau */
+  double hard_share;           /* in [0,1], default 0: row loss = it times the cross-entropy of y + the rest times KD */
+  int32_t temperature_squared; /* 1: KD is multiplied by tau^2; default 0 */
+  int32_t reserved2;           /* 0 */
+  double filter; /* eps: gradient entries below it become 0 or +-eps, unbiased; a power of two in (0,1), default 0 */
+  uint64_t filter_seed;
 } ll_options;
 
 LL_API void ll_options_init(ll_options *options) LL_NOEXCEPT;
@@ -171,6 +214,27 @@ enum {
   LL_IN_PLACE = 8                /* grad_logits may be the logits themselves */
 };
 
+/* Inputs beside X, W or z, and y, that every run of the plan gets. */
+typedef uint64_t ll_problem_inputs;
+enum {
+  LL_CLASS_WEIGHT = 1,
+  LL_ROW_WEIGHT = 2,
+  LL_ROW_TEMPERATURE = 4,
+  LL_KEEP_MASK = 8,
+  LL_LOGIT_FLOOR = 16,
+  LL_TOPK_LOG = 32,        /* topk_probs are log-probabilities of a teacher: the row loss is forward KL from them */
+  LL_ENTROPY_GRADIENT = 64 /* grad_row_entropy may be given; forward needs the bit too if backward is to have it */
+};
+/* Outputs that a run may ask for and that need sums of their own. backward does not write them, but must be made with
+ * what its forward was made with: they decide what stats holds. */
+typedef uint64_t ll_problem_outputs;
+enum {
+  LL_ENTROPY = 1,    /* row_entropy */
+  LL_ARGMAX = 2,     /* row_argmax, row_correct, correct_rows */
+  LL_MEAN_LOGIT = 4, /* row_mean_logit */
+  LL_SUM_P2 = 8      /* row_log_sum_p2 */
+};
+
 typedef struct ll_problem {
   uint64_t size;
   ll_kind kind;                /* default linear */
@@ -180,6 +244,19 @@ typedef struct ll_problem {
   ll_dtype grad_hidden_dtype, grad_weight_dtype, grad_logits_dtype; /* LL_NONE: not wanted. The input's dtype or F32 */
   ll_problem_flags flags;
   uint64_t memory_budget; /* bytes of workspace; 0: no limit */
+  /* since 0.2 */
+  ll_dtype bias_dtype;                                                     /* LL_NONE: no bias; either kind */
+  ll_dtype soft_dtype;                                                     /* of LL_TARGETS_SOFT */
+  ll_dtype teacher_hidden_dtype, teacher_weight_dtype, teacher_bias_dtype; /* of LL_TARGETS_TEACHER */
+  ll_dtype grad_bias_dtype;                                                /* LL_NONE: not wanted. The bias' or F32 */
+  int64_t topk;                                                            /* k of LL_TARGETS_TOPK, else 0 */
+  int64_t teacher_hidden; /* the teacher's hidden size, of LL_TARGETS_TEACHER, else 0 */
+  /* A part of a vocabulary: when total_vocab > 0, the columns here are [first_column, first_column + vocab) of
+   * total_vocab classes, and targets are numbers of the whole. forward writes stats alone; ll_merge_statistics joins
+   * those of all parts; backward takes the joined ones. */
+  int64_t first_column, total_vocab;
+  ll_problem_inputs inputs;
+  ll_problem_outputs outputs;
 } ll_problem;
 
 LL_API void ll_problem_init(ll_problem *problem) LL_NOEXCEPT;
@@ -191,6 +268,8 @@ LL_API ll_status ll_plan_create(ll_context *context, const ll_problem *problem, 
 LL_API void ll_plan_destroy(ll_plan *plan) LL_NOEXCEPT;
 /* Exact bytes of workspace; any alignment of at least 64 bytes will do. */
 LL_API size_t ll_plan_workspace_bytes(const ll_plan *plan) LL_NOEXCEPT;
+/* Columns of `stats` that runs of the plan write or read: 4, 8, or with a teacher's head 12. 0 of a null plan. */
+LL_API int64_t ll_plan_statistics(const ll_plan *plan) LL_NOEXCEPT;
 /* The plan with its ledger, flops, prediction and rejected settings; see ll_context_describe for the buffer. */
 LL_API ll_status ll_plan_describe(const ll_plan *plan, ll_format format, char *buffer, size_t capacity,
                                   size_t *length) LL_NOEXCEPT;
@@ -205,13 +284,16 @@ typedef struct ll_arguments {
   const ll_tensor *hidden;  /* X [R,H] */
   const ll_tensor *weight;  /* W [V,H] */
   const ll_tensor *logits;  /* z [R,V], problems of kind logits */
-  const ll_tensor *targets; /* y [R], I32 or I64 */
+  const ll_tensor *targets; /* y [R], I32 or I64; see ll_targets for when it may be null */
   /* outputs of forward and forward_backward */
   const ll_tensor *loss;        /* [] or [1], F32 or F64; mean or sum */
   const ll_tensor *row_loss;    /* [R] F32: each row's loss before the reduction, 0 for ignored rows */
   const ll_tensor *row_lse;     /* [R] F32: log-sum-exp of the row's logits */
   const ll_tensor *row_logprob; /* [R] F32: log-probability of the target */
-  const ll_tensor *stats; /* [R,4] F32: m, r, z_y, and with smoothing sum_j (z_j - m), else 0; backward reads it */
+  /* [R,4], [R,8] or [R,12] F32, ll_plan_statistics says which; backward reads it: m, r = sum over j != y of exp(z_j -
+   * m), z_y, k = sum_j c_j (z_j - m) or 0 where nothing needs it; and t = sum over j != y of exp(z_j - m) (z_j - m), n
+   * = sum_j c_j, and further ones that are the backend's own. lse = m + log(r + exp(z_y - m)). */
+  const ll_tensor *stats;
   /* gradients, for the dtypes that the problem names */
   const ll_tensor *grad_hidden; /* dX [R,H]; columns adjacent */
   const ll_tensor *grad_weight; /* dW [V,H]; columns adjacent */
@@ -224,6 +306,37 @@ typedef struct ll_arguments {
   /* counts, written when not null */
   int64_t *kept_rows;
   int64_t *bad_rows; /* kept rows whose logits are all -inf or hold +inf or NaN: their loss is NaN */
+  /* since 0.2. Inputs that the problem names must be given, others must not */
+  const ll_tensor *bias;            /* b [V] */
+  const ll_tensor *class_weight;    /* w [V] F32; of a part: [total_vocab], since y may lie elsewhere */
+  const ll_tensor *row_weight;      /* u [R] F32, any sign: multiplies the row's loss, never the divisor */
+  const ll_tensor *row_temperature; /* T [R] F32, above 0 */
+  const ll_tensor *keep_mask;       /* [R,ceil(V/8)] U8: class j of row i is dropped where bit j%8 of byte j/8 is 0 */
+  const ll_tensor *logit_floor;     /* [R] F32: classes with z below it are dropped. The target never is */
+  const ll_tensor *soft_targets;    /* s [R,V] */
+  const ll_tensor *topk_ids;        /* [R,k] I32 or I64, distinct in each row */
+  const ll_tensor *topk_probs;      /* [R,k] F32; with LL_TOPK_LOG their logarithms */
+  const ll_tensor *teacher_hidden;  /* [R,teacher_hidden] */
+  const ll_tensor *teacher_weight;  /* [V,teacher_hidden] */
+  const ll_tensor *teacher_bias;    /* [V] */
+  const ll_tensor *old_logprob;     /* [R] F32, of the policy rule, as the next two */
+  const ll_tensor *advantage;       /* [R] F32 */
+  const ll_tensor *ref_logprob;     /* [R] F32, exactly where kl_coef is not 0 */
+  const ll_tensor *normalizer;      /* [] or [1], F32 or F64, optional: mean divides by it; before the option */
+  /* outputs of forward and forward_backward; ignored rows have 0 */
+  const ll_tensor *row_entropy;    /* [R] F32: -sum_j p log p */
+  const ll_tensor *row_argmax;     /* [R] I32 or I64: lowest class of the largest z; -1 for ignored and bad rows */
+  const ll_tensor *row_correct;    /* [R] U8: 1 where the target is the argmax */
+  const ll_tensor *row_zloss;      /* [R] F32: u_i lambda lse_i^2 */
+  const ll_tensor *row_mean_logit; /* [R] F32: mean of z over the classes that are not dropped */
+  const ll_tensor *row_log_sum_p2; /* [R] F32: log sum_j p^2 */
+  const ll_tensor *grad_bias;      /* db [V], adjacent */
+  /* upstream gradients of the per-row outputs, added as they are (no row weight, no divisor); [R] F32, stride 0 allowed
+   */
+  const ll_tensor *grad_row_lse;
+  const ll_tensor *grad_row_logprob;
+  const ll_tensor *grad_row_entropy; /* with LL_ENTROPY_GRADIENT */
+  int64_t *correct_rows;             /* kept rows whose target is the argmax, with LL_ARGMAX */
 } ll_arguments;
 
 LL_API void ll_arguments_init(ll_arguments *arguments) LL_NOEXCEPT;
@@ -235,6 +348,19 @@ LL_API ll_status ll_forward_backward(ll_plan *plan, const ll_arguments *argument
                                      size_t workspace_bytes, void *stream) LL_NOEXCEPT;
 LL_API ll_status ll_backward(ll_plan *plan, const ll_arguments *arguments, void *workspace, size_t workspace_bytes,
                              void *stream) LL_NOEXCEPT;
+
+/* ---- helpers -------------------------------------------------------------------------------------------------------- */
+
+/* targets[i] = ids[i+1], or ignore_index where i is the last of its sequence. ids [N] and targets [N] are I32 or I64.
+ * Sequences: cu_seqlens [S+1] (0, the ends of the sequences in order, the last N), or document_ids [N] (a sequence ends
+ * where the number changes), both I32 or I64; with neither, all of ids is one. At most one of them may be given. */
+LL_API ll_status ll_next_token_targets(const ll_tensor *ids, const ll_tensor *cu_seqlens, const ll_tensor *document_ids,
+                                       int64_t ignore_index, const ll_tensor *targets) LL_NOEXCEPT;
+
+/* stats of `count` parts of a vocabulary, each [R,8] (or [R,4] with k = 0) F32, into those of the whole. The order of
+ * parts changes the result by rounding alone. merged may be one of the parts. The last two columns, which no
+ * part needs, become 0. */
+LL_API ll_status ll_merge_statistics(const ll_tensor *const *parts, int64_t count, const ll_tensor *merged) LL_NOEXCEPT;
 
 #ifdef __cplusplus
 }

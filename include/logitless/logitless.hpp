@@ -15,9 +15,11 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "logitless/logitless.h"
 
@@ -64,7 +66,8 @@ enum class DType : std::int32_t {
   f16 = LL_F16,
   f64 = LL_F64,
   i32 = LL_I32,
-  i64 = LL_I64
+  i64 = LL_I64,
+  u8 = LL_U8
 };
 
 constexpr const char* name_of(DType type) noexcept {
@@ -76,6 +79,7 @@ constexpr const char* name_of(DType type) noexcept {
     case DType::f64: return "f64";
     case DType::i32: return "i32";
     case DType::i64: return "i64";
+    case DType::u8: return "u8";
   }
   return "?";
 }
@@ -83,6 +87,7 @@ constexpr const char* name_of(DType type) noexcept {
 constexpr std::size_t size_of(DType type) noexcept {
   switch (type) {
     case DType::none: return 0;
+    case DType::u8: return 1;
     case DType::bf16:
     case DType::f16: return 2;
     case DType::f32:
@@ -169,6 +174,7 @@ constexpr DType dtype_of() noexcept {
   if constexpr (std::is_same_v<U, double>) return DType::f64;
   if constexpr (std::is_same_v<U, bfloat16>) return DType::bf16;
   if constexpr (std::is_same_v<U, float16>) return DType::f16;
+  if constexpr (std::is_same_v<U, std::uint8_t>) return DType::u8;
   if constexpr (std::is_integral_v<U> && std::is_signed_v<U>) {  // long and long long are both 64 bits on Linux
     if constexpr (sizeof(U) == 4) return DType::i32;
     if constexpr (sizeof(U) == 8) return DType::i64;
@@ -342,20 +348,63 @@ enum class Reduction : std::int32_t { mean = LL_MEAN, sum = LL_SUM, none = LL_PE
 enum class Smoothing : std::int32_t { uniform = LL_SMOOTHING_UNIFORM, others = LL_SMOOTHING_OTHERS };
 enum class OnEmpty : std::int32_t { error = LL_EMPTY_ERROR, nan = LL_EMPTY_NAN, zero = LL_EMPTY_ZERO };
 
+// What a row is compared with; see ll_targets.
+enum class Targets : std::int32_t {
+  hard = LL_TARGETS_HARD,
+  soft = LL_TARGETS_SOFT,
+  topk = LL_TARGETS_TOPK,
+  teacher = LL_TARGETS_TEACHER
+};
+// Mass that top-k targets leave over.
+enum class Rest : std::int32_t {
+  dropped = LL_REST_DROPPED,
+  renormalised = LL_REST_RENORMALISED,
+  spread = LL_REST_SPREAD
+};
+enum class Divergence : std::int32_t { forward_kl = LL_FORWARD_KL, reverse_kl = LL_REVERSE_KL, jsd = LL_JSD };
+
+// A clipped policy loss instead of the cross-entropy; see ll_rule.
+struct Policy {
+  bool on = false;
+  double clip_low = 0.2;
+  double clip_high = 0.2;
+  double kl_coef = 0.0;
+  double entropy_coef = 0.0;
+};
+
+// Of a teacher, as a head or as top-k log-probabilities; see ll_options.
+struct Distillation {
+  Divergence divergence = Divergence::forward_kl;
+  double beta = 0.5;
+  double temperature = 1.0;
+  double hard_share = 0.0;
+  bool temperature_squared = false;
+};
+
 // What is computed; see ll_options.
 struct Options {
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;
   double label_smoothing = 0.0;
   Smoothing smoothing = Smoothing::uniform;
-  double normalizer = 0.0;  // mean divides by it when > 0, else by the number of kept rows
+  double normalizer = 0.0;  // mean divides by it when > 0, else by the kept rows' number, or sum of class weights
   OnEmpty on_empty = OnEmpty::error;
+  double logit_scale = 1.0;
+  double softcap = 0.0;  // 0: none
+  double temperature = 1.0;
+  double z_loss = 0.0;
+  Targets targets = Targets::hard;
+  Rest rest = Rest::dropped;
+  Policy policy{};
+  Distillation distillation{};
+  double filter = 0.0;  // 0: none
+  std::uint64_t filter_seed = 0;
 };
 
 enum class Kind : std::int32_t { linear = LL_LINEAR, logits = LL_LOGITS };
 enum class Call : std::int32_t { forward = LL_FORWARD, forward_backward = LL_FORWARD_BACKWARD, backward = LL_BACKWARD };
 
-// Shapes, dtypes, call and budget, from which a plan is made; see ll_problem. DType::none: not wanted.
+// Shapes, dtypes, call and budget, from which a plan is made; see ll_problem. DType::none: not wanted, or not given.
 struct Problem {
   Kind kind = Kind::linear;
   Call call = Call::forward_backward;
@@ -373,6 +422,29 @@ struct Problem {
   bool grad_weight_strided = false;
   bool in_place = false;
   std::uint64_t memory_budget = 0;  // bytes of workspace; 0: no limit
+  DType bias_dtype = DType::none;
+  DType soft_dtype = DType::none;
+  DType teacher_hidden_dtype = DType::none;
+  DType teacher_weight_dtype = DType::none;
+  DType teacher_bias_dtype = DType::none;
+  DType grad_bias_dtype = DType::none;
+  std::int64_t topk = 0;
+  std::int64_t teacher_hidden = 0;
+  std::int64_t first_column = 0;  // a part of a vocabulary, when total_vocab > 0
+  std::int64_t total_vocab = 0;
+  // Inputs that every run gets.
+  bool class_weight = false;
+  bool row_weight = false;
+  bool row_temperature = false;
+  bool keep_mask = false;
+  bool logit_floor = false;
+  bool topk_log = false;          // topk_probs are log-probabilities of a teacher
+  bool entropy_gradient = false;  // grad_row_entropy may be given
+  // Outputs that a run may ask for.
+  bool entropy = false;
+  bool argmax = false;  // and correct
+  bool mean_logit = false;
+  bool sum_p2 = false;
 };
 
 // What a call reads and writes; see ll_arguments. A default Tensor is "not given" or "not wanted".
@@ -387,16 +459,43 @@ struct Arguments {
   Tensor row_loss{};      // [R] F32, as are the next two
   Tensor row_lse{};
   Tensor row_logprob{};
-  Tensor stats{};  // [R,4] F32: written by forward, read by backward
+  Tensor stats{};  // [R,Plan::statistics()] F32: written by forward, read by backward
   double grad_loss = 1.0;
   ConstTensor grad_row_loss{};  // [R] F32
   ConstTensor lse{};            // [R] F32, backward of logits without stats
+  ConstTensor bias{};           // b [V]
+  ConstTensor class_weight{};   // [V] F32
+  ConstTensor row_weight{};     // [R] F32
+  ConstTensor row_temperature{};
+  ConstTensor keep_mask{};     // [R,ceil(V/8)] U8, lowest bit first
+  ConstTensor logit_floor{};   // [R] F32
+  ConstTensor soft_targets{};  // [R,V]
+  ConstTensor topk_ids{};      // [R,k]
+  ConstTensor topk_probs{};    // [R,k] F32; their logarithms with Problem::topk_log
+  ConstTensor teacher_hidden{};
+  ConstTensor teacher_weight{};
+  ConstTensor teacher_bias{};
+  ConstTensor old_logprob{};  // [R] F32, of Policy, as the next two
+  ConstTensor advantage{};
+  ConstTensor ref_logprob{};
+  ConstTensor normalizer{};  // [] or [1], F32 or F64
+  Tensor row_entropy{};      // [R] F32
+  Tensor row_argmax{};       // [R] I32 or I64
+  Tensor row_correct{};      // [R] U8
+  Tensor row_zloss{};        // [R] F32, as are the next two
+  Tensor row_mean_logit{};
+  Tensor row_log_sum_p2{};
+  Tensor grad_bias{};          // db [V]
+  ConstTensor grad_row_lse{};  // [R] F32, as are the next two
+  ConstTensor grad_row_logprob{};
+  ConstTensor grad_row_entropy{};
 };
 
 struct Result {
-  double loss = 0.0;      // mean or sum; 0 with Reduction::none and after backward
-  std::int64_t kept = 0;  // rows that are not ignored
-  std::int64_t bad = 0;   // kept rows whose logits are all -inf or hold +inf or NaN: their loss is NaN
+  double loss = 0.0;         // mean or sum; 0 with Reduction::none and after backward
+  std::int64_t kept = 0;     // rows that are not ignored
+  std::int64_t bad = 0;      // kept rows whose logits are all -inf or hold +inf or NaN: their loss is NaN
+  std::int64_t correct = 0;  // kept rows whose target is the argmax, where Problem::argmax asks; else 0
 };
 
 namespace detail {
@@ -407,16 +506,53 @@ inline void require_matrix(const ConstTensor& tensor, const char* name) {
                 std::string(name) + ": rank " + std::to_string(tensor.rank()) + "; must be a matrix of rank 2");
   }
 }
+
+// What the operands of options make of a problem.
+inline void add_options(Problem& problem, const Arguments& arguments) {
+  const auto given = [](const ConstTensor& tensor) { return static_cast<bool>(tensor); };
+  problem.bias_dtype = arguments.bias.dtype();
+  problem.grad_bias_dtype = arguments.grad_bias.dtype();
+  problem.soft_dtype = arguments.soft_targets.dtype();
+  problem.teacher_hidden_dtype = arguments.teacher_hidden.dtype();
+  problem.teacher_weight_dtype = arguments.teacher_weight.dtype();
+  problem.teacher_bias_dtype = arguments.teacher_bias.dtype();
+  problem.class_weight = given(arguments.class_weight);
+  problem.row_weight = given(arguments.row_weight);
+  problem.row_temperature = given(arguments.row_temperature);
+  problem.keep_mask = given(arguments.keep_mask);
+  problem.logit_floor = given(arguments.logit_floor);
+  problem.entropy_gradient = given(arguments.grad_row_entropy);
+  problem.entropy = given(arguments.row_entropy);
+  problem.argmax = given(arguments.row_argmax) || given(arguments.row_correct);
+  problem.mean_logit = given(arguments.row_mean_logit);
+  problem.sum_p2 = given(arguments.row_log_sum_p2);
+  if (given(arguments.topk_ids)) {
+    require_matrix(arguments.topk_ids, "topk_ids");
+    problem.topk = arguments.topk_ids.extent(1);
+  }
+  if (given(arguments.teacher_hidden)) {
+    require_matrix(arguments.teacher_hidden, "teacher_hidden");
+    problem.teacher_hidden = arguments.teacher_hidden.extent(1);
+  }
+}
+
+// The kind of targets that these arguments give.
+inline Targets targets_of(const Arguments& arguments) {
+  if (arguments.teacher_hidden || arguments.teacher_weight) return Targets::teacher;
+  if (arguments.topk_ids || arguments.topk_probs) return Targets::topk;
+  return arguments.soft_targets ? Targets::soft : Targets::hard;
+}
 }  // namespace detail
 
-// The problem that these arguments pose: kind linear unless logits are given. Accumulation and budget are the caller's
-// to add.
+// The problem that these arguments pose: kind linear unless logits are given; inputs and outputs are those that are
+// given. Accumulation, budget, topk_log and parts of a vocabulary are the caller's to add.
 inline Problem problem_of(const Arguments& arguments, Call call) {
   Problem problem;
   problem.call = call;
   problem.grad_hidden_dtype = arguments.grad_hidden.dtype();
   problem.grad_weight_dtype = arguments.grad_weight.dtype();
   problem.grad_logits_dtype = arguments.grad_logits.dtype();
+  detail::add_options(problem, arguments);
   if (arguments.logits) {
     detail::require_matrix(arguments.logits, "logits");
     problem.kind = Kind::logits;
@@ -522,42 +658,20 @@ class Workspace {
 class Plan {
  public:
   Plan(Context& context, const Problem& problem, const Options& options = {})
-      : returns_loss_(options.reduction != Reduction::none && problem.call != Call::backward) {
-    ll_problem raw;
-    ll_problem_init(&raw);
-    raw.kind = static_cast<ll_kind>(problem.kind);
-    raw.call = static_cast<ll_call>(problem.call);
-    raw.rows = problem.rows;
-    raw.hidden = problem.hidden;
-    raw.vocab = problem.vocab;
-    raw.hidden_dtype = static_cast<ll_dtype>(problem.hidden_dtype);
-    raw.weight_dtype = static_cast<ll_dtype>(problem.weight_dtype);
-    raw.logits_dtype = static_cast<ll_dtype>(problem.logits_dtype);
-    raw.grad_hidden_dtype = static_cast<ll_dtype>(problem.grad_hidden_dtype);
-    raw.grad_weight_dtype = static_cast<ll_dtype>(problem.grad_weight_dtype);
-    raw.grad_logits_dtype = static_cast<ll_dtype>(problem.grad_logits_dtype);
-    raw.flags = 0;
-    if (problem.accumulate_grad_hidden) raw.flags |= LL_ACCUMULATE_GRAD_HIDDEN;
-    if (problem.accumulate_grad_weight) raw.flags |= LL_ACCUMULATE_GRAD_WEIGHT;
-    if (problem.grad_weight_strided) raw.flags |= LL_GRAD_WEIGHT_STRIDED;
-    if (problem.in_place) raw.flags |= LL_IN_PLACE;
-    raw.memory_budget = problem.memory_budget;
-
-    ll_options what;
-    ll_options_init(&what);
-    what.reduction = static_cast<ll_reduction>(options.reduction);
-    what.smoothing = static_cast<ll_smoothing>(options.smoothing);
-    what.label_smoothing = options.label_smoothing;
-    what.ignore_index = options.ignore_index;
-    what.normalizer = options.normalizer;
-    what.on_empty = static_cast<ll_on_empty>(options.on_empty);
-
+      : returns_loss_(options.reduction != Reduction::none && problem.call != Call::backward &&
+                      problem.total_vocab == 0),
+        counts_correct_(problem.argmax && problem.call != Call::backward &&
+                        (options.targets == Targets::hard || options.distillation.hard_share > 0.0)) {
+    const ll_problem raw = raw_of(problem);
+    const ll_options what = raw_of(options);
     ll_plan* plan = nullptr;
     detail::check(ll_plan_create(context.get(), &raw, &what, &plan));
     plan_.reset(plan);
   }
 
   std::size_t workspace_bytes() const noexcept { return ll_plan_workspace_bytes(plan_.get()); }
+  // Columns of stats.
+  std::int64_t statistics() const noexcept { return ll_plan_statistics(plan_.get()); }
   std::string describe(Format format = Format::text) const {
     return detail::described([&](char* buffer, std::size_t capacity, std::size_t* length) {
       return ll_plan_describe(plan_.get(), static_cast<ll_format>(format), buffer, capacity, length);
@@ -586,6 +700,82 @@ class Plan {
  private:
   using Function = decltype(&ll_forward);
 
+  static ll_problem raw_of(const Problem& problem) {
+    ll_problem raw;
+    ll_problem_init(&raw);
+    raw.kind = static_cast<ll_kind>(problem.kind);
+    raw.call = static_cast<ll_call>(problem.call);
+    raw.rows = problem.rows;
+    raw.hidden = problem.hidden;
+    raw.vocab = problem.vocab;
+    raw.hidden_dtype = static_cast<ll_dtype>(problem.hidden_dtype);
+    raw.weight_dtype = static_cast<ll_dtype>(problem.weight_dtype);
+    raw.logits_dtype = static_cast<ll_dtype>(problem.logits_dtype);
+    raw.grad_hidden_dtype = static_cast<ll_dtype>(problem.grad_hidden_dtype);
+    raw.grad_weight_dtype = static_cast<ll_dtype>(problem.grad_weight_dtype);
+    raw.grad_logits_dtype = static_cast<ll_dtype>(problem.grad_logits_dtype);
+    raw.flags = 0;
+    if (problem.accumulate_grad_hidden) raw.flags |= LL_ACCUMULATE_GRAD_HIDDEN;
+    if (problem.accumulate_grad_weight) raw.flags |= LL_ACCUMULATE_GRAD_WEIGHT;
+    if (problem.grad_weight_strided) raw.flags |= LL_GRAD_WEIGHT_STRIDED;
+    if (problem.in_place) raw.flags |= LL_IN_PLACE;
+    raw.memory_budget = problem.memory_budget;
+    raw.bias_dtype = static_cast<ll_dtype>(problem.bias_dtype);
+    raw.soft_dtype = static_cast<ll_dtype>(problem.soft_dtype);
+    raw.teacher_hidden_dtype = static_cast<ll_dtype>(problem.teacher_hidden_dtype);
+    raw.teacher_weight_dtype = static_cast<ll_dtype>(problem.teacher_weight_dtype);
+    raw.teacher_bias_dtype = static_cast<ll_dtype>(problem.teacher_bias_dtype);
+    raw.grad_bias_dtype = static_cast<ll_dtype>(problem.grad_bias_dtype);
+    raw.topk = problem.topk;
+    raw.teacher_hidden = problem.teacher_hidden;
+    raw.first_column = problem.first_column;
+    raw.total_vocab = problem.total_vocab;
+    raw.inputs = 0;
+    if (problem.class_weight) raw.inputs |= LL_CLASS_WEIGHT;
+    if (problem.row_weight) raw.inputs |= LL_ROW_WEIGHT;
+    if (problem.row_temperature) raw.inputs |= LL_ROW_TEMPERATURE;
+    if (problem.keep_mask) raw.inputs |= LL_KEEP_MASK;
+    if (problem.logit_floor) raw.inputs |= LL_LOGIT_FLOOR;
+    if (problem.topk_log) raw.inputs |= LL_TOPK_LOG;
+    if (problem.entropy_gradient) raw.inputs |= LL_ENTROPY_GRADIENT;
+    raw.outputs = 0;
+    if (problem.entropy) raw.outputs |= LL_ENTROPY;
+    if (problem.argmax) raw.outputs |= LL_ARGMAX;
+    if (problem.mean_logit) raw.outputs |= LL_MEAN_LOGIT;
+    if (problem.sum_p2) raw.outputs |= LL_SUM_P2;
+    return raw;
+  }
+
+  static ll_options raw_of(const Options& options) {
+    ll_options raw;
+    ll_options_init(&raw);
+    raw.reduction = static_cast<ll_reduction>(options.reduction);
+    raw.smoothing = static_cast<ll_smoothing>(options.smoothing);
+    raw.label_smoothing = options.label_smoothing;
+    raw.ignore_index = options.ignore_index;
+    raw.normalizer = options.normalizer;
+    raw.on_empty = static_cast<ll_on_empty>(options.on_empty);
+    raw.logit_scale = options.logit_scale;
+    raw.softcap = options.softcap;
+    raw.temperature = options.temperature;
+    raw.z_loss = options.z_loss;
+    raw.targets = static_cast<ll_targets>(options.targets);
+    raw.rest = static_cast<ll_rest>(options.rest);
+    raw.rule = options.policy.on ? LL_RULE_POLICY : 0;
+    raw.clip_low = options.policy.clip_low;
+    raw.clip_high = options.policy.clip_high;
+    raw.kl_coef = options.policy.kl_coef;
+    raw.entropy_coef = options.policy.entropy_coef;
+    raw.divergence = static_cast<ll_divergence>(options.distillation.divergence);
+    raw.beta = options.distillation.beta;
+    raw.distill_temperature = options.distillation.temperature;
+    raw.hard_share = options.distillation.hard_share;
+    raw.temperature_squared = options.distillation.temperature_squared ? 1 : 0;
+    raw.filter = options.filter;
+    raw.filter_seed = options.filter_seed;
+    return raw;
+  }
+
   Result run(Function function, const Arguments& arguments, Workspace& workspace) {
     workspace.reserve(workspace_bytes());
     return run(function, arguments, workspace.data(), workspace.size());
@@ -612,6 +802,33 @@ class Plan {
     raw.lse = arguments.lse.get();
     raw.kept_rows = &result.kept;
     raw.bad_rows = &result.bad;
+    raw.bias = arguments.bias.get();
+    raw.class_weight = arguments.class_weight.get();
+    raw.row_weight = arguments.row_weight.get();
+    raw.row_temperature = arguments.row_temperature.get();
+    raw.keep_mask = arguments.keep_mask.get();
+    raw.logit_floor = arguments.logit_floor.get();
+    raw.soft_targets = arguments.soft_targets.get();
+    raw.topk_ids = arguments.topk_ids.get();
+    raw.topk_probs = arguments.topk_probs.get();
+    raw.teacher_hidden = arguments.teacher_hidden.get();
+    raw.teacher_weight = arguments.teacher_weight.get();
+    raw.teacher_bias = arguments.teacher_bias.get();
+    raw.old_logprob = arguments.old_logprob.get();
+    raw.advantage = arguments.advantage.get();
+    raw.ref_logprob = arguments.ref_logprob.get();
+    raw.normalizer = arguments.normalizer.get();
+    raw.row_entropy = arguments.row_entropy.get();
+    raw.row_argmax = arguments.row_argmax.get();
+    raw.row_correct = arguments.row_correct.get();
+    raw.row_zloss = arguments.row_zloss.get();
+    raw.row_mean_logit = arguments.row_mean_logit.get();
+    raw.row_log_sum_p2 = arguments.row_log_sum_p2.get();
+    raw.grad_bias = arguments.grad_bias.get();
+    raw.grad_row_lse = arguments.grad_row_lse.get();
+    raw.grad_row_logprob = arguments.grad_row_logprob.get();
+    raw.grad_row_entropy = arguments.grad_row_entropy.get();
+    raw.correct_rows = counts_correct_ ? &result.correct : nullptr;
     detail::check(function(plan_.get(), &raw, workspace, bytes, nullptr));
     return result;
   }
@@ -620,48 +837,122 @@ class Plan {
     void operator()(ll_plan* plan) const noexcept { ll_plan_destroy(plan); }
   };
   std::unique_ptr<ll_plan, Destroy> plan_;
-  bool returns_loss_;
+  bool returns_loss_, counts_correct_;
 };
 
 // ---- one-line calls -------------------------------------------------------------------------------------------------
 
-// Options and outputs of linear_cross_entropy. Name what is wanted, in this order; the rest has its default.
-struct LinearCrossEntropy {
+// Options, inputs and outputs of the one-line calls. Name what is wanted, in this order; the rest has its default. The
+// kind of targets follows from what is given: soft_targets, topk_ids with topk_probs or topk_logprobs, a teacher's
+// hidden and weight, or else the targets of the call, which may be {} where those of a row are not needed.
+struct CrossEntropy {
   Reduction reduction = Reduction::mean;
   std::int64_t ignore_index = -100;
   double label_smoothing = 0.0;
   Smoothing smoothing = Smoothing::uniform;
   double normalizer = 0.0;
   OnEmpty on_empty = OnEmpty::error;
+  double logit_scale = 1.0;
+  double softcap = 0.0;
+  double temperature = 1.0;
+  double z_loss = 0.0;
+  Rest rest = Rest::dropped;
+  Policy policy{};
+  Distillation distillation{};
+  double filter = 0.0;
+  std::uint64_t filter_seed = 0;
+  // Inputs.
+  ConstTensor bias{};
+  ConstTensor class_weight{};
+  ConstTensor row_weight{};
+  ConstTensor row_temperature{};
+  ConstTensor keep_mask{};
+  ConstTensor logit_floor{};
+  ConstTensor soft_targets{};
+  ConstTensor topk_ids{};
+  ConstTensor topk_probs{};     // or
+  ConstTensor topk_logprobs{};  // of a teacher: the loss is forward KL from them
+  ConstTensor teacher_hidden{};
+  ConstTensor teacher_weight{};
+  ConstTensor teacher_bias{};
+  ConstTensor old_logprob{};
+  ConstTensor advantage{};
+  ConstTensor ref_logprob{};
+  ConstTensor normalizer_tensor{};  // read when the call runs, before the number
+  // Gradients and outputs.
   Tensor grad_hidden{};  // dX [R,H], hidden's dtype or F32
   Tensor grad_weight{};  // dW [V,H], weight's dtype or F32
+  Tensor grad_logits{};  // D [R,V], the logits' dtype or F32; the logits themselves: written in place
+  Tensor grad_bias{};    // db [V], the bias' dtype or F32
   bool accumulate_grad_hidden = false;
   bool accumulate_grad_weight = false;
   Tensor row_loss{};
   Tensor row_lse{};
   Tensor row_logprob{};
+  Tensor row_entropy{};
+  Tensor row_argmax{};
+  Tensor row_correct{};
+  Tensor row_zloss{};
+  Tensor row_mean_logit{};
+  Tensor row_log_sum_p2{};
   Tensor stats{};
   double grad_loss = 1.0;
   ConstTensor grad_row_loss{};
+  ConstTensor grad_row_lse{};
+  ConstTensor grad_row_logprob{};
+  ConstTensor grad_row_entropy{};
   std::uint64_t memory_budget = 0;
 };
+using LinearCrossEntropy = CrossEntropy;
 
-// X [R,H] · W [V,H] · y [R] -> loss, and the gradients that are named. Plans, allocates the workspace, runs, frees it.
-inline Result linear_cross_entropy(Context& context, ConstTensor hidden, ConstTensor weight, ConstTensor targets,
-                                   const LinearCrossEntropy& call = {}) {
-  Arguments arguments{.hidden = hidden,
-                      .weight = weight,
-                      .targets = targets,
-                      .grad_hidden = call.grad_hidden,
-                      .grad_weight = call.grad_weight,
-                      .row_loss = call.row_loss,
-                      .row_lse = call.row_lse,
-                      .row_logprob = call.row_logprob,
-                      .stats = call.stats,
-                      .grad_loss = call.grad_loss,
-                      .grad_row_loss = call.grad_row_loss};
-  const bool gradient = call.grad_hidden || call.grad_weight;
+namespace detail {
+// Plans, allocates the workspace, runs, frees it. `given` holds the operands that are not in `call`.
+inline Result one_line(Context& context, const Arguments& given, const CrossEntropy& call) {
+  if (call.topk_probs && call.topk_logprobs) {
+    throw Error(LL_ERROR_INVALID_ARGUMENT, "topk_logprobs: given with topk_probs; give one of them");
+  }
+  const Arguments arguments{.hidden = given.hidden,
+                            .weight = given.weight,
+                            .logits = given.logits,
+                            .targets = given.targets,
+                            .grad_hidden = call.grad_hidden,
+                            .grad_weight = call.grad_weight,
+                            .grad_logits = call.grad_logits,
+                            .row_loss = call.row_loss,
+                            .row_lse = call.row_lse,
+                            .row_logprob = call.row_logprob,
+                            .stats = call.stats,
+                            .grad_loss = call.grad_loss,
+                            .grad_row_loss = call.grad_row_loss,
+                            .bias = call.bias,
+                            .class_weight = call.class_weight,
+                            .row_weight = call.row_weight,
+                            .row_temperature = call.row_temperature,
+                            .keep_mask = call.keep_mask,
+                            .logit_floor = call.logit_floor,
+                            .soft_targets = call.soft_targets,
+                            .topk_ids = call.topk_ids,
+                            .topk_probs = call.topk_logprobs ? call.topk_logprobs : call.topk_probs,
+                            .teacher_hidden = call.teacher_hidden,
+                            .teacher_weight = call.teacher_weight,
+                            .teacher_bias = call.teacher_bias,
+                            .old_logprob = call.old_logprob,
+                            .advantage = call.advantage,
+                            .ref_logprob = call.ref_logprob,
+                            .normalizer = call.normalizer_tensor,
+                            .row_entropy = call.row_entropy,
+                            .row_argmax = call.row_argmax,
+                            .row_correct = call.row_correct,
+                            .row_zloss = call.row_zloss,
+                            .row_mean_logit = call.row_mean_logit,
+                            .row_log_sum_p2 = call.row_log_sum_p2,
+                            .grad_bias = call.grad_bias,
+                            .grad_row_lse = call.grad_row_lse,
+                            .grad_row_logprob = call.grad_row_logprob,
+                            .grad_row_entropy = call.grad_row_entropy};
+  const bool gradient = call.grad_hidden || call.grad_weight || call.grad_logits || call.grad_bias;
   Problem problem = problem_of(arguments, gradient ? Call::forward_backward : Call::forward);
+  problem.topk_log = static_cast<bool>(call.topk_logprobs);
   problem.accumulate_grad_hidden = call.accumulate_grad_hidden;
   problem.accumulate_grad_weight = call.accumulate_grad_weight;
   problem.memory_budget = call.memory_budget;
@@ -671,60 +962,62 @@ inline Result linear_cross_entropy(Context& context, ConstTensor hidden, ConstTe
              .label_smoothing = call.label_smoothing,
              .smoothing = call.smoothing,
              .normalizer = call.normalizer,
-             .on_empty = call.on_empty});
+             .on_empty = call.on_empty,
+             .logit_scale = call.logit_scale,
+             .softcap = call.softcap,
+             .temperature = call.temperature,
+             .z_loss = call.z_loss,
+             .targets = targets_of(arguments),
+             .rest = call.rest,
+             .policy = call.policy,
+             .distillation = call.distillation,
+             .filter = call.filter,
+             .filter_seed = call.filter_seed});
   Workspace workspace;
   return gradient ? plan.forward_backward(arguments, workspace) : plan.forward(arguments, workspace);
+}
+}  // namespace detail
+
+// X [R,H] · W [V,H] · y [R] -> loss, and the gradients that are named.
+inline Result linear_cross_entropy(Context& context, ConstTensor hidden, ConstTensor weight, ConstTensor targets,
+                                   const LinearCrossEntropy& call = {}) {
+  return detail::one_line(context, {.hidden = hidden, .weight = weight, .targets = targets}, call);
 }
 inline Result linear_cross_entropy(ConstTensor hidden, ConstTensor weight, ConstTensor targets,
                                    const LinearCrossEntropy& call = {}) {
   return linear_cross_entropy(default_context(), hidden, weight, targets, call);
 }
 
-// Options and outputs of cross_entropy.
-struct CrossEntropy {
-  Reduction reduction = Reduction::mean;
-  std::int64_t ignore_index = -100;
-  double label_smoothing = 0.0;
-  Smoothing smoothing = Smoothing::uniform;
-  double normalizer = 0.0;
-  OnEmpty on_empty = OnEmpty::error;
-  Tensor grad_logits{};  // D [R,V], the logits' dtype or F32; the logits themselves: written in place
-  Tensor row_loss{};
-  Tensor row_lse{};
-  Tensor row_logprob{};
-  Tensor stats{};
-  double grad_loss = 1.0;
-  ConstTensor grad_row_loss{};
-  std::uint64_t memory_budget = 0;
-};
-
 // z [R,V] · y [R] -> loss, and D when it is named.
 inline Result cross_entropy(Context& context, ConstTensor logits, ConstTensor targets, const CrossEntropy& call = {}) {
-  Arguments arguments{.logits = logits,
-                      .targets = targets,
-                      .grad_logits = call.grad_logits,
-                      .row_loss = call.row_loss,
-                      .row_lse = call.row_lse,
-                      .row_logprob = call.row_logprob,
-                      .stats = call.stats,
-                      .grad_loss = call.grad_loss,
-                      .grad_row_loss = call.grad_row_loss};
   detail::require_matrix(logits, "logits");
-  const bool gradient = static_cast<bool>(call.grad_logits);
-  Problem problem = problem_of(arguments, gradient ? Call::forward_backward : Call::forward);
-  problem.memory_budget = call.memory_budget;
-  Plan plan(context, problem,
-            {.reduction = call.reduction,
-             .ignore_index = call.ignore_index,
-             .label_smoothing = call.label_smoothing,
-             .smoothing = call.smoothing,
-             .normalizer = call.normalizer,
-             .on_empty = call.on_empty});
-  Workspace workspace;
-  return gradient ? plan.forward_backward(arguments, workspace) : plan.forward(arguments, workspace);
+  return detail::one_line(context, {.logits = logits, .targets = targets}, call);
 }
 inline Result cross_entropy(ConstTensor logits, ConstTensor targets, const CrossEntropy& call = {}) {
   return cross_entropy(default_context(), logits, targets, call);
+}
+
+// ---- helpers --------------------------------------------------------------------------------------------------------
+
+// Where the sequences of a packed row of tokens end: at most one of the two tensors; see ll_next_token_targets.
+struct Sequences {
+  ConstTensor cu_seqlens{};
+  ConstTensor document_ids{};
+  std::int64_t ignore_index = -100;
+};
+
+// targets[i] = ids[i+1], or ignore_index where i is the last of its sequence.
+inline void next_token_targets(ConstTensor ids, Tensor targets, const Sequences& sequences = {}) {
+  detail::check(ll_next_token_targets(ids.get(), sequences.cu_seqlens.get(), sequences.document_ids.get(),
+                                      sequences.ignore_index, targets.get()));
+}
+
+// stats of the parts of a vocabulary -> those of the whole; see ll_merge_statistics.
+inline void merge_statistics(std::span<const ConstTensor> parts, Tensor merged) {
+  std::vector<const ll_tensor*> raw;
+  raw.reserve(parts.size());
+  for (const ConstTensor& part : parts) raw.push_back(part.get());
+  detail::check(ll_merge_statistics(raw.data(), static_cast<std::int64_t>(raw.size()), merged.get()));
 }
 
 }  // namespace logitless

@@ -1,226 +1,20 @@
-// See arguments.hpp. Three steps: each tensor by itself (dtype, shape, strides, pointer), the set of them against the
-// call (what is needed, what has no meaning), and the bytes of every output against everything else.
+// See arguments.hpp. Three steps: the set of tensors against the plan's problem (what is needed, what has no meaning),
+// each tensor by itself (dtype, shape, strides, pointer), and the bytes of every output against everything else; the
+// last two are views.hpp's.
 #include "capi/arguments.hpp"
 
-#include <array>
-#include <cstdlib>
 #include <initializer_list>
+#include <utility>
 
-#include "capi/problem.hpp"
 #include "capi/structs.hpp"
+#include "capi/views.hpp"
 
 namespace logitless::capi {
 namespace {
 
 using contract::Call;
-using contract::DType;
 using contract::Kind;
 using contract::Problem;
-
-// ---- bytes and their overlap -------------------------------------------------------------------------------------------
-
-// The bytes of a matrix: runs of `width` bytes, `pitch` bytes apart, the lowest beginning at `begin`.
-struct Region {
-  const char* name = nullptr;
-  bool output = false;
-  std::uintptr_t begin = 0, end = 0;
-  std::uint64_t width = 0, pitch = 0;
-
-  bool one_run() const { return width == end - begin; }
-};
-
-// Never misses an overlap. Columns of one array, side by side with one pitch, are known to be apart; other interleaved
-// strides are taken to overlap.
-bool overlap(const Region& a, const Region& b) {
-  if (a.begin == a.end || b.begin == b.end || a.end <= b.begin || b.end <= a.begin) return false;
-  if (a.one_run() && b.one_run()) return true;
-  if (!a.one_run() && !b.one_run() && a.pitch != b.pitch) return true;
-  const std::uint64_t pitch = a.one_run() ? b.pitch : a.pitch;
-  if (a.width > pitch || b.width > pitch) return true;
-  const std::uint64_t shift =
-      a.begin >= b.begin ? (a.begin - b.begin) % pitch : (pitch - (b.begin - a.begin) % pitch) % pitch;
-  return shift < b.width || shift + a.width > pitch;
-}
-
-class Regions {
- public:
-  void add(const Region& region) { list_[count_++] = region; }
-  void add(const char* name, bool output, const void* data, std::size_t bytes) {
-    Region region;
-    region.name = name;
-    region.output = output;
-    region.begin = reinterpret_cast<std::uintptr_t>(data);
-    region.end = region.begin + (data == nullptr ? 0 : bytes);
-    region.width = bytes;
-    add(region);
-  }
-  // `in_place`: grad_logits is known to be the logits, element for element.
-  void check(bool in_place) const {
-    for (std::size_t i = 0; i < count_; ++i) {
-      for (std::size_t j = i + 1; j < count_; ++j) {
-        const Region& a = list_[i];
-        const Region& b = list_[j];
-        if (!(a.output || b.output) || !overlap(a, b)) continue;
-        const bool logits = std::strcmp(a.name, "logits") == 0 && std::strcmp(b.name, "grad_logits") == 0;
-        if (logits && in_place) continue;
-        std::string text = std::string(b.name) + ": its bytes from " + address(reinterpret_cast<void*>(b.begin)) +
-                           " overlap those of " + a.name + " from " + address(reinterpret_cast<void*>(a.begin));
-        refuse(text + (logits ? "; must lie apart, or be the same view with LL_IN_PLACE in the problem's flags"
-                              : "; must lie apart"));
-      }
-    }
-  }
-
- private:
-  std::array<Region, 24> list_{};
-  std::size_t count_ = 0;
-};
-
-// ---- one tensor -----------------------------------------------------------------------------------------------------------
-
-std::string shape_text(std::initializer_list<std::int64_t> shape) {
-  std::string text = "[";
-  for (const std::int64_t extent : shape) text += (text.size() > 1 ? ", " : "") + number(extent);
-  return text + "]";
-}
-
-std::string shape_text(const ll_tensor& t) {
-  std::string text = "[";
-  for (int i = 0; i < t.ndim; ++i) text += (i > 0 ? ", " : "") + number(t.shape[i]);
-  return text + "]";
-}
-
-enum class Role { input, output };
-
-class Checker {
- public:
-  explicit Checker(Regions& regions) : regions_(regions) {}
-
-  View matrix(const char* name, const ll_tensor* tensor, Role role, std::int64_t rows, std::int64_t cols,
-              std::initializer_list<DType> allowed) {
-    const ll_tensor t = read(name, tensor, allowed);
-    if (t.ndim != 2) {
-      refuse(std::string(name) + ": rank " + number(std::int64_t{t.ndim}) + "; must be 2, of shape " +
-             shape_text({rows, cols}));
-    }
-    if (t.shape[0] != rows || t.shape[1] != cols) {
-      refuse(std::string(name) + ": shape " + shape_text(t) + "; must be " + shape_text({rows, cols}) +
-             ", as the plan's problem says");
-    }
-    View view{t.data, static_cast<DType>(t.dtype), rows, cols, t.stride[0], t.stride[1]};
-    // Strides over one element mean nothing; what stands there must not disturb kernels or the rules below.
-    if (cols <= 1) view.col_stride = 1;
-    if (rows <= 1) view.row_stride = cols;
-    if (role == Role::output) check_output_strides(name, view);
-    finish(name, role, view);
-    return view;
-  }
-
-  // Vectors are columns: the stride is between rows.
-  View vector(const char* name, const ll_tensor* tensor, Role role, std::int64_t rows,
-              std::initializer_list<DType> allowed) {
-    const ll_tensor t = read(name, tensor, allowed);
-    if (t.ndim != 1) {
-      refuse(std::string(name) + ": rank " + number(std::int64_t{t.ndim}) + "; must be 1, of shape " +
-             shape_text({rows}));
-    }
-    if (t.shape[0] != rows) {
-      refuse(std::string(name) + ": shape " + shape_text(t) + "; must be " + shape_text({rows}) +
-             ", as the plan's problem says");
-    }
-    View view{t.data, static_cast<DType>(t.dtype), rows, 1, t.stride[0], 1};
-    if (rows <= 1) view.row_stride = 1;
-    if (role == Role::output && rows > 1 && view.row_stride == 0) {
-      refuse(std::string(name) + ": stride 0; must not be 0, or all rows would be written to one place");
-    }
-    finish(name, role, view);
-    return view;
-  }
-
-  View scalar(const char* name, const ll_tensor* tensor, std::initializer_list<DType> allowed) {
-    const ll_tensor t = read(name, tensor, allowed);
-    if (t.ndim > 1 || (t.ndim == 1 && t.shape[0] != 1)) {
-      refuse(std::string(name) + ": shape " + shape_text(t) + "; must be [] or [1]");
-    }
-    const View view{t.data, static_cast<DType>(t.dtype), 1, 1, 1, 1};
-    finish(name, Role::output, view);
-    return view;
-  }
-
- private:
-  static ll_tensor read(const char* name, const ll_tensor* tensor, std::initializer_list<DType> allowed) {
-    const ll_tensor t = read_struct(tensor, name, "ll_tensor", ll_tensor{});
-    if (t.device_type != LL_DEVICE_CPU) {
-      refuse(std::string(name) + ": device_type " + number(std::int64_t{t.device_type}) +
-             "; must be LL_DEVICE_CPU (1) on this backend");
-    }
-    if (t.ndim < 0 || t.ndim > LL_MAX_NDIM) {
-      refuse(std::string(name) + ": ndim " + number(std::int64_t{t.ndim}) + "; must be 0 to " +
-             number(std::int64_t{LL_MAX_NDIM}));
-    }
-    for (const DType each : allowed) {
-      if (t.dtype == static_cast<ll_dtype>(each)) return t;
-    }
-    std::string text = std::string(name) + ": dtype " + name_of_dtype(t.dtype);
-    if (t.dtype < LL_NONE || t.dtype > LL_I64) text += " (" + number(std::int64_t{t.dtype}) + ")";
-    text += "; must be ";
-    for (const DType* each = allowed.begin(); each != allowed.end(); ++each) {
-      text += (each == allowed.begin() ? "" : " or ") + std::string(contract::name_of(*each));
-    }
-    refuse(text);
-  }
-
-  static void check_output_strides(const char* name, const View& view) {
-    if (view.cols > 1 && view.col_stride != 1) {
-      refuse(std::string(name) + ": column stride " + number(view.col_stride) + "; an output's must be 1");
-    }
-    if (view.rows > 1 && view.row_stride > -view.cols && view.row_stride < view.cols) {
-      refuse(std::string(name) + ": row stride " + number(view.row_stride) + "; must be at least " + number(view.cols) +
-             ", or rows would overlap");
-    }
-  }
-
-  void finish(const char* name, Role role, const View& view) {
-    const bool empty = view.rows == 0 || view.cols == 0;
-    if (empty) return;
-    const std::int64_t element = contract::size_of(view.dtype);
-    if (view.data == nullptr) {
-      refuse(std::string(name) + ": data is null; must point at " + shape_text({view.rows, view.cols}) + " " +
-             contract::name_of(view.dtype));
-    }
-    if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(element) != 0) {
-      refuse(std::string(name) + ": data at " + address(view.data) + "; must be aligned to its dtype's " +
-             number(element) + " bytes");
-    }
-    // Bytes from the first element to the lowest and the highest one.
-    std::int64_t low = 0, high = 0;
-    bool fits = true;
-    for (const auto& [extent, stride] :
-         {std::pair{view.rows, view.row_stride}, std::pair{view.cols, view.col_stride}}) {
-      std::int64_t reach = 0;
-      fits = fits && !__builtin_mul_overflow(extent - 1, stride, &reach) &&
-             !__builtin_mul_overflow(reach, element, &reach) &&
-             !__builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high);
-    }
-    Region region;
-    const auto data = reinterpret_cast<std::uintptr_t>(view.data);
-    fits = fits && !__builtin_add_overflow(data, low, &region.begin) &&
-           !__builtin_add_overflow(data, high + element, &region.end);
-    if (!fits) {
-      refuse(std::string(name) + ": strides " + shape_text({view.row_stride, view.col_stride}) + " over shape " +
-             shape_text({view.rows, view.cols}) + " leave the address space; must stay within 64 bits");
-    }
-    region.name = name;
-    region.output = role == Role::output;
-    // Runs only where rows have no holes; else the whole span counts, as it does when rows touch.
-    region.width = static_cast<std::uint64_t>(view.cols * element);
-    region.pitch = static_cast<std::uint64_t>(std::llabs(view.row_stride)) * static_cast<std::uint64_t>(element);
-    if (view.col_stride != 1 || region.pitch <= region.width) region.width = region.end - region.begin;
-    regions_.add(region);
-  }
-
-  Regions& regions_;
-};
 
 // ---- the set -----------------------------------------------------------------------------------------------------------
 
@@ -244,7 +38,28 @@ void match_gradient(const char* name, const ll_tensor* tensor, DType planned) {
   }
 }
 
-void check_presence(const ll_arguments& a, const Problem& p) {
+// An input is given exactly when the problem names it.
+void match_input(const char* name, const ll_tensor* tensor, bool planned, const char* bit) {
+  if (!planned && tensor != nullptr) {
+    refuse(std::string(name) + ": given; the plan was made without " + bit + ": must be null, or make a plan with it");
+  }
+  if (planned && tensor == nullptr) {
+    refuse(std::string(name) + ": null; the plan was made with " + bit + ": must be a tensor");
+  }
+}
+
+// An output may be asked for when the problem allows it.
+void allow_output(const char* name, const void* pointer, bool planned, const char* bit) {
+  if (planned || pointer == nullptr) return;
+  refuse(std::string(name) + ": given; the plan was made without " + bit + ": must be null, or make a plan with it");
+}
+
+// Rows have a class of their own: y is more than a mark of the rows that are left out.
+bool has_classes(const Problem& p) {
+  return p.loss.targets == contract::Targets::hard || p.loss.distillation.hard_share > 0.0;
+}
+
+void check_inputs(const ll_arguments& a, const Problem& p) {
   if (p.kind == Kind::linear) {
     need("hidden", a.hidden, "a problem of kind linear needs it");
     need("weight", a.weight, "a problem of kind linear needs it");
@@ -254,30 +69,98 @@ void check_presence(const ll_arguments& a, const Problem& p) {
     forbid("hidden", a.hidden, "a problem of kind logits has none");
     forbid("weight", a.weight, "a problem of kind logits has none");
   }
-  need("targets", a.targets, "every call needs the targets");
+  if (has_classes(p)) {
+    need("targets", a.targets,
+         p.loss.targets == contract::Targets::hard ? "every call with hard targets needs them"
+                                                   : "a hard_share above 0 needs them");
+  }
+  const auto none = DType::none;
+  match_input("bias", a.bias, p.bias != none, "bias_dtype");
+  match_input("class_weight", a.class_weight, p.class_weight, "LL_CLASS_WEIGHT");
+  match_input("row_weight", a.row_weight, p.row_weight, "LL_ROW_WEIGHT");
+  match_input("row_temperature", a.row_temperature, p.row_temperature, "LL_ROW_TEMPERATURE");
+  match_input("keep_mask", a.keep_mask, p.keep_mask, "LL_KEEP_MASK");
+  match_input("logit_floor", a.logit_floor, p.logit_floor, "LL_LOGIT_FLOOR");
+  match_input("soft_targets", a.soft_targets, p.soft != none, "targets LL_TARGETS_SOFT");
+  match_input("topk_ids", a.topk_ids, p.topk > 0, "targets LL_TARGETS_TOPK");
+  match_input("topk_probs", a.topk_probs, p.topk > 0, "targets LL_TARGETS_TOPK");
+  match_input("teacher_hidden", a.teacher_hidden, p.distils(), "targets LL_TARGETS_TEACHER");
+  match_input("teacher_weight", a.teacher_weight, p.distils(), "targets LL_TARGETS_TEACHER");
+  match_input("teacher_bias", a.teacher_bias, p.teacher_bias != none, "teacher_bias_dtype");
+  const contract::Policy& policy = p.loss.policy;
+  match_input("old_logprob", a.old_logprob, policy.on, "rule LL_RULE_POLICY");
+  match_input("advantage", a.advantage, policy.on, "rule LL_RULE_POLICY");
+  match_input("ref_logprob", a.ref_logprob, policy.on && policy.kl_coef != 0.0, "a kl_coef above 0");
+  if (p.loss.reduction != contract::Reduction::mean) {
+    forbid("normalizer", a.normalizer, "only reduction LL_MEAN divides");
+  }
+}
+
+void check_outputs(const ll_arguments& a, const Problem& p) {
   match_gradient("grad_hidden", a.grad_hidden, p.dx);
   match_gradient("grad_weight", a.grad_weight, p.dw);
   match_gradient("grad_logits", a.grad_logits, p.dz);
-  if (p.call == Call::backward) {
-    forbid("loss", a.loss, "backward does not compute it");
-    forbid("row_loss", a.row_loss, "backward does not compute it");
-    forbid("row_lse", a.row_lse, "backward does not compute it");
-    forbid("row_logprob", a.row_logprob, "backward does not compute it");
-    if (p.kind == Kind::linear) {
-      need("stats", a.stats, "backward needs what forward wrote there");
-      forbid("lse", a.lse, "only backward of kind logits takes it");
-    } else if (a.stats == nullptr) {
-      need("lse", a.lse, "backward of kind logits needs stats or lse");
-    } else {
-      forbid("lse", a.lse, "stats says the same more exactly");
-    }
-  } else {
-    forbid("lse", a.lse, "only backward of kind logits takes it");
+  match_gradient("grad_bias", a.grad_bias, p.db);
+  const std::pair<const char*, const void*> outputs[] = {{"loss", a.loss},
+                                                         {"row_loss", a.row_loss},
+                                                         {"row_lse", a.row_lse},
+                                                         {"row_logprob", a.row_logprob},
+                                                         {"row_entropy", a.row_entropy},
+                                                         {"row_argmax", a.row_argmax},
+                                                         {"row_correct", a.row_correct},
+                                                         {"row_zloss", a.row_zloss},
+                                                         {"row_mean_logit", a.row_mean_logit},
+                                                         {"row_log_sum_p2", a.row_log_sum_p2},
+                                                         {"correct_rows", a.correct_rows}};
+  for (const auto& [name, pointer] : outputs) {
+    if (p.call == Call::backward) forbid(name, pointer, "backward does not compute it");
+    if (p.is_part()) forbid(name, pointer, "a part of a vocabulary gives stats alone (total_vocab)");
   }
-  if (p.call == Call::forward) forbid("grad_row_loss", a.grad_row_loss, "forward computes no gradient");
+  if (p.is_part()) need("stats", a.stats, "a part of a vocabulary has no other result (total_vocab)");
+  allow_output("row_entropy", a.row_entropy, p.entropy, "LL_ENTROPY");
+  allow_output("row_argmax", a.row_argmax, p.argmax, "LL_ARGMAX");
+  allow_output("row_correct", a.row_correct, p.argmax, "LL_ARGMAX");
+  allow_output("correct_rows", a.correct_rows, p.argmax, "LL_ARGMAX");
+  allow_output("row_mean_logit", a.row_mean_logit, p.mean_logit, "LL_MEAN_LOGIT");
+  allow_output("row_log_sum_p2", a.row_log_sum_p2, p.sum_p2, "LL_SUM_P2");
+  if (!has_classes(p)) {
+    constexpr const char* because = "rows have no class of their own without hard targets or a hard_share";
+    forbid("row_logprob", a.row_logprob, because);
+    forbid("row_correct", a.row_correct, because);
+    forbid("correct_rows", a.correct_rows, because);
+    forbid("grad_row_logprob", a.grad_row_logprob, because);
+  }
   if (p.loss.reduction == contract::Reduction::none) {
     forbid("loss", a.loss, "reduction LL_PER_ROW has no reduced loss, row_loss is the result");
   }
+}
+
+void check_backward(const ll_arguments& a, const Problem& p) {
+  if (p.call != Call::backward) {
+    forbid("lse", a.lse, "only backward of kind logits takes it");
+  } else if (p.kind == Kind::linear) {
+    need("stats", a.stats, "backward needs what forward wrote there");
+    forbid("lse", a.lse, "only backward of kind logits takes it");
+  } else if (a.stats != nullptr) {
+    forbid("lse", a.lse, "stats says the same more exactly");
+  } else if (p.statistics() != 4) {
+    need("stats", a.stats, "backward needs what forward wrote there, lse alone does not do with these options");
+  } else {
+    need("lse", a.lse, "backward of kind logits needs stats or lse");
+  }
+  if (p.call == Call::forward) {
+    forbid("grad_row_loss", a.grad_row_loss, "forward computes no gradient");
+    forbid("grad_row_lse", a.grad_row_lse, "forward computes no gradient");
+    forbid("grad_row_logprob", a.grad_row_logprob, "forward computes no gradient");
+    forbid("grad_row_entropy", a.grad_row_entropy, "forward computes no gradient");
+  }
+  allow_output("grad_row_entropy", a.grad_row_entropy, p.entropy_gradient, "LL_ENTROPY_GRADIENT");
+}
+
+void check_presence(const ll_arguments& a, const Problem& p) {
+  check_inputs(a, p);
+  check_outputs(a, p);
+  check_backward(a, p);
 }
 
 ll_arguments default_arguments() {
@@ -302,43 +185,74 @@ CheckedArguments checked_arguments(const ll_arguments* arguments, const Problem&
   CheckedArguments out;
   Operands& o = out.operands;
   // Inputs first: the messages about overlap then name the output before the input.
-  if (a.hidden != nullptr) o.x = check.matrix("hidden", a.hidden, Role::input, p.rows, p.hidden, {p.x});
-  if (a.weight != nullptr) o.w = check.matrix("weight", a.weight, Role::input, p.vocab, p.hidden, {p.w});
-  if (a.logits != nullptr) o.z = check.matrix("logits", a.logits, Role::input, p.rows, p.vocab, {p.z});
-  o.targets = check.vector("targets", a.targets, Role::input, p.rows, {DType::i64, DType::i32});
+  const std::initializer_list<DType> f32 = {DType::f32}, whole = {DType::i64, DType::i32},
+                                     scalar = {DType::f32, DType::f64};
+  const auto matrix = [&](View& out_view, const char* name, const ll_tensor* tensor, Role role, std::int64_t rows,
+                          std::int64_t cols, std::initializer_list<DType> allowed) {
+    if (tensor != nullptr) out_view = check.matrix(name, tensor, role, rows, cols, allowed);
+  };
+  const auto vector = [&](View& out_view, const char* name, const ll_tensor* tensor, Role role, std::int64_t length,
+                          std::initializer_list<DType> allowed) {
+    if (tensor != nullptr) out_view = check.vector(name, tensor, role, length, allowed);
+  };
+  const Role in = Role::input, written = Role::output;
+  matrix(o.x, "hidden", a.hidden, in, p.rows, p.hidden, {p.x});
+  matrix(o.w, "weight", a.weight, in, p.vocab, p.hidden, {p.w});
+  matrix(o.z, "logits", a.logits, in, p.rows, p.vocab, {p.z});
+  vector(o.targets, "targets", a.targets, in, p.rows, whole);
+  vector(o.bias, "bias", a.bias, in, p.vocab, {p.bias});
+  vector(o.class_weight, "class_weight", a.class_weight, in, p.classes(), f32);
+  vector(o.row_weight, "row_weight", a.row_weight, in, p.rows, f32);
+  vector(o.row_temperature, "row_temperature", a.row_temperature, in, p.rows, f32);
+  matrix(o.keep_mask, "keep_mask", a.keep_mask, in, p.rows, (p.vocab + 7) / 8, {DType::u8});
+  vector(o.logit_floor, "logit_floor", a.logit_floor, in, p.rows, f32);
+  matrix(o.soft, "soft_targets", a.soft_targets, in, p.rows, p.vocab, {p.soft});
+  matrix(o.topk_ids, "topk_ids", a.topk_ids, in, p.rows, p.topk, whole);
+  matrix(o.topk_probs, "topk_probs", a.topk_probs, in, p.rows, p.topk, f32);
+  matrix(o.teacher_x, "teacher_hidden", a.teacher_hidden, in, p.rows, p.teacher_hidden, {p.teacher_x});
+  matrix(o.teacher_w, "teacher_weight", a.teacher_weight, in, p.vocab, p.teacher_hidden, {p.teacher_w});
+  vector(o.teacher_bias, "teacher_bias", a.teacher_bias, in, p.vocab, {p.teacher_bias});
+  vector(o.old_logprob, "old_logprob", a.old_logprob, in, p.rows, f32);
+  vector(o.advantage, "advantage", a.advantage, in, p.rows, f32);
+  vector(o.ref_logprob, "ref_logprob", a.ref_logprob, in, p.rows, f32);
+  if (a.normalizer != nullptr) o.normalizer = check.scalar("normalizer", a.normalizer, in, scalar);
   const bool backward = p.call == Call::backward;
-  if (a.stats != nullptr) {
-    o.stats = check.matrix("stats", a.stats, backward ? Role::input : Role::output, p.rows, 4, {DType::f32});
+  matrix(o.stats, "stats", a.stats, backward ? in : written, p.rows, p.statistics(), f32);
+  vector(o.lse, "lse", a.lse, in, p.rows, f32);
+  vector(o.grad_row_loss, "grad_row_loss", a.grad_row_loss, in, p.rows, f32);
+  vector(o.grad_row_lse, "grad_row_lse", a.grad_row_lse, in, p.rows, f32);
+  vector(o.grad_row_logprob, "grad_row_logprob", a.grad_row_logprob, in, p.rows, f32);
+  vector(o.grad_row_entropy, "grad_row_entropy", a.grad_row_entropy, in, p.rows, f32);
+
+  if (a.loss != nullptr) out.loss = check.scalar("loss", a.loss, written, scalar);
+  vector(o.row_loss, "row_loss", a.row_loss, written, p.rows, f32);
+  vector(o.row_lse, "row_lse", a.row_lse, written, p.rows, f32);
+  vector(o.row_logprob, "row_logprob", a.row_logprob, written, p.rows, f32);
+  vector(o.row_entropy, "row_entropy", a.row_entropy, written, p.rows, f32);
+  vector(o.row_argmax, "row_argmax", a.row_argmax, written, p.rows, whole);
+  vector(o.row_correct, "row_correct", a.row_correct, written, p.rows, {DType::u8});
+  vector(o.row_zloss, "row_zloss", a.row_zloss, written, p.rows, f32);
+  vector(o.row_mean_logit, "row_mean_logit", a.row_mean_logit, written, p.rows, f32);
+  vector(o.row_log_sum_p2, "row_log_sum_p2", a.row_log_sum_p2, written, p.rows, f32);
+  matrix(o.dx, "grad_hidden", a.grad_hidden, written, p.rows, p.hidden, {p.dx});
+  matrix(o.dw, "grad_weight", a.grad_weight, written, p.vocab, p.hidden, {p.dw});
+  // A rule of the problem, not of the setting that the planner happened to take: it must not depend on the budget.
+  if (o.dw && p.dw_contiguous && o.dw.row_stride != p.hidden) {
+    refuse("grad_weight: row stride " + number(o.dw.row_stride) + "; must be " + number(p.hidden) +
+           " (rows adjacent), or set LL_GRAD_WEIGHT_STRIDED in the problem's flags");
   }
-  if (a.lse != nullptr) o.lse = check.vector("lse", a.lse, Role::input, p.rows, {DType::f32});
-  if (a.grad_row_loss != nullptr) {
-    o.grad_row_loss = check.vector("grad_row_loss", a.grad_row_loss, Role::input, p.rows, {DType::f32});
-  }
-  if (a.loss != nullptr) out.loss = check.scalar("loss", a.loss, {DType::f32, DType::f64});
-  if (a.row_loss != nullptr) o.row_loss = check.vector("row_loss", a.row_loss, Role::output, p.rows, {DType::f32});
-  if (a.row_lse != nullptr) o.row_lse = check.vector("row_lse", a.row_lse, Role::output, p.rows, {DType::f32});
-  if (a.row_logprob != nullptr) {
-    o.row_logprob = check.vector("row_logprob", a.row_logprob, Role::output, p.rows, {DType::f32});
-  }
-  if (a.grad_hidden != nullptr) {
-    o.dx = check.matrix("grad_hidden", a.grad_hidden, Role::output, p.rows, p.hidden, {p.dx});
-  }
-  if (a.grad_weight != nullptr) {
-    o.dw = check.matrix("grad_weight", a.grad_weight, Role::output, p.vocab, p.hidden, {p.dw});
-    // A rule of the problem, not of the setting that the planner happened to take: it must not depend on the budget.
-    if (p.dw_contiguous && o.dw.row_stride != p.hidden) {
-      refuse("grad_weight: row stride " + number(o.dw.row_stride) + "; must be " + number(p.hidden) +
-             " (rows adjacent), or set LL_GRAD_WEIGHT_STRIDED in the problem's flags");
-    }
-  }
-  if (a.grad_logits != nullptr) {
-    o.dz = check.matrix("grad_logits", a.grad_logits, Role::output, p.rows, p.vocab, {p.dz});
+  matrix(o.dz, "grad_logits", a.grad_logits, written, p.rows, p.vocab, {p.dz});
+  vector(o.db, "grad_bias", a.grad_bias, written, p.vocab, {p.db});
+  if (o.db && o.db.row_stride != 1) {
+    refuse("grad_bias: stride " + number(o.db.row_stride) + "; must be 1, as it is added to in blocks");
   }
   o.grad_loss = a.grad_loss;
   out.kept_rows = a.kept_rows;
   out.bad_rows = a.bad_rows;
+  out.correct_rows = a.correct_rows;
   regions.add("kept_rows", true, a.kept_rows, sizeof *a.kept_rows);
   regions.add("bad_rows", true, a.bad_rows, sizeof *a.bad_rows);
+  regions.add("correct_rows", true, a.correct_rows, sizeof *a.correct_rows);
   regions.add("workspace", true, workspace, workspace_bytes);
   regions.check(p.in_place && same_view(o.z, o.dz));
   return out;

@@ -14,6 +14,7 @@ struct CheckedArguments {
   View loss;
   std::int64_t* kept_rows = nullptr;
   std::int64_t* bad_rows = nullptr;
+  std::int64_t* correct_rows = nullptr;
 };
 
 // Throws Failure; allocates only then. The workspace is checked by the caller but takes part in the overlap rule.

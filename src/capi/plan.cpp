@@ -70,6 +70,8 @@ size_t ll_plan_workspace_bytes(const ll_plan* plan) noexcept {
   return plan == nullptr ? 0 : static_cast<size_t>(plan->plan.workspace_bytes);
 }
 
+int64_t ll_plan_statistics(const ll_plan* plan) noexcept { return plan == nullptr ? 0 : plan->problem.statistics(); }
+
 ll_status ll_plan_describe(const ll_plan* plan, ll_format format, char* buffer, size_t capacity,
                            size_t* length) noexcept {
   return guarded([&] {

@@ -72,6 +72,7 @@ ll_status run(contract::Call call, ll_plan* plan, const ll_arguments* arguments,
     store_loss(checked.loss, outcome.loss);
     if (checked.kept_rows != nullptr) *checked.kept_rows = outcome.kept;
     if (checked.bad_rows != nullptr) *checked.bad_rows = outcome.bad;
+    if (checked.correct_rows != nullptr) *checked.correct_rows = outcome.correct;
   });
 }
 

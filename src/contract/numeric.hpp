@@ -90,6 +90,25 @@ LL_HD inline F exp2_polynomial(F f) {
   return fma(p, f, F(1.0F));
 }
 
+// tanh x = E / (E + 2) with E = e^2x - 1 = 2^n (2^f - 1) + (2^n - 1): the polynomial's constant 1 drops out, so small x
+// keep their relative accuracy (3e-7). NaN stays. F as above, with maximum, exp2_of and division.
+template <class F>
+LL_HD inline F tanh_of(F x) {
+  F const limit(-60.0F), magic(12582912.0F);  // adding 1.5 * 2^23 rounds to an integer
+  F y = x * F(2.0F * 1.44269504F);
+  y = maximum(limit, y);
+  y = F(0.0F) - maximum(limit, F(0.0F) - y);
+  F const n = (y + magic) - magic, f = y - n;
+  F q = F(0.00132646528F);
+  q = fma(q, f, F(0.00967151113F));
+  q = fma(q, f, F(0.0555073395F));
+  q = fma(q, f, F(0.240222424F));
+  q = fma(q, f, F(0.693147004F));
+  F const two_n = exp2_of(n);
+  F const e = fma(two_n, f * q, two_n - F(1.0F));
+  return e / (e + F(2.0F));
+}
+
 LL_HD inline double exp2_of(double x) { return std::exp2(x); }
 LL_HD inline float exp2_of(float x) { return std::exp2(x); }
 LL_HD inline double maximum(double a, double b) { return a > b ? a : b; }
@@ -97,6 +116,27 @@ LL_HD inline float maximum(float a, float b) { return a > b ? a : b; }
 // a == b ? equal : other.
 LL_HD inline double if_equal(double a, double b, double equal, double other) { return a == b ? equal : other; }
 LL_HD inline float if_equal(float a, float b, float equal, float other) { return a == b ? equal : other; }
+
+// A hash of (seed, row, column) as a uniform number in [0, 1): 24 bits of two rounds of a 64-bit finaliser (MurmurHash3's
+// constants). The same numbers on every backend, whatever the tiles and threads.
+LL_HD inline float uniform_of(std::uint64_t seed, std::uint64_t row, std::uint64_t column) {
+  std::uint64_t h = seed ^ (row * 0x9e3779b97f4a7c15ULL);
+  for (int round = 0; round < 2; ++round) {
+    h ^= h >> 33;
+    h *= 0xff51afd7ed558ccdULL;
+    h ^= h >> 33;
+    h *= 0xc4ceb9fe1a85ec53ULL;
+    h ^= h >> 33;
+    if (round == 0) h += column * 0xbf58476d1ce4e5b9ULL;
+  }
+  return static_cast<float>(h >> 40) * 5.9604644775390625e-8F;
+}
+
+// The unbiased filter: p below eps becomes eps with probability p / eps, else 0; uniform in [0, 1).
+LL_HD inline float filtered(float p, float eps, float uniform) {
+  if (!(p < eps)) return p;
+  return LL_MUTATE(44, uniform * eps, uniform) < p ? eps : 0.0F;
+}
 
 // The exponent of exp(z - m) for exp2: the difference first, so that a common offset of 1e16 cancels exactly.
 template <class F>

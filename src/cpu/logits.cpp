@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu/rows.hpp"
+#include "cpu/row_options.hpp"
 
 namespace logitless::cpu {
 namespace {
@@ -27,72 +27,152 @@ struct LogitsRun {
   std::int64_t row_floats;
   std::atomic<std::int64_t>* flags;
   double* loss;
-  std::int64_t* bad;
+  std::int64_t* bad;  // 1: bad, 2: the target is the argmax
+  RowOptions options;
+  std::int64_t *filter_left, *filter_units;
+
+  LeafArrays arrays_of(float* at) const {
+    LeafArrays a{};
+    float** const all[] = {&a.m, &a.r, &a.k, &a.n, &a.t, &a.g, &a.u, &a.c};
+    for (std::int64_t n = 0; n < (options.full() ? 8 : 4); ++n, at += array_floats) *all[n] = at;
+    return a;
+  }
+  std::int64_t leaves() const { return (p.vocab + leaf_columns - 1) / leaf_columns; }
+  std::int64_t columns_of(std::int64_t leaf) const { return std::min(leaf_columns, p.vocab - leaf * leaf_columns); }
+  // Kernels that go from stored logits to stored gradients serve; else each leaf is shaped in a buffer.
+  bool plain() const {
+    return !options.full() && !options.shapes() && !options.needs_logits() && options.class_weights() == nullptr;
+  }
 
   // One kept row with target y; next: the row of logits that this thread takes next, or null.
   void run_row(std::int64_t i, std::int64_t y, const char* next) const {
     Slot const slot(flags, plan.machine.threads);
-    float* m = thread_leaves + slot.index() * leaf_floats;
-    float *leaf_m = m + array_floats, *r = leaf_m + array_floats, *k = r + array_floats, *n = k + array_floats;
-    std::int64_t const leaves = (p.vocab + leaf_columns - 1) / leaf_columns;
+    float* const leaf_m = thread_leaves + slot.index() * leaf_floats;  // kept while m is merged
     bool const smooth = p.loss.smoothing > 0;
     const char* const z = row_of(o.z, i);
     char* const d = p.dz != DType::none ? row_of(o.dz, i) : nullptr;
     float* e = nullptr;
-    float z_y;
-    contract::RowStatistics<double> s{0, 0, 0, static_cast<double>(p.vocab)};
+    RowNumbers v;
     if (p.call == Call::backward) {
-      z_y = saved_statistics(i, y, &s);
+      v = o.stats ? options.saved(i) : from_lse(i, y);
     } else {
-      if (d != nullptr) e = p.dz == DType::f32 ? reinterpret_cast<float*>(d) : thread_row + slot.index() * row_floats;
-      z_y = rows.logits_row(z, p.z, p.vocab, y, smooth, m, r, k, e);
-      std::copy(m, m + leaves, leaf_m);
-      LeafResult const all = rows.merge_leaves(m, r, k, n, leaves, p.vocab);
-      s.m = all.m;
-      s.r = all.r;
-      s.k = smooth ? all.k : 0.0;
+      LeafArrays const a = arrays_of(leaf_m + array_floats);
+      if (plain()) {
+        if (d != nullptr) e = p.dz == DType::f32 ? reinterpret_cast<float*>(d) : thread_row + slot.index() * row_floats;
+        v.z_y = rows.logits_row(z, p.z, p.vocab, y, smooth, a.m, a.r, a.k, e);
+        for (std::int64_t l = 0; l < leaves(); ++l) a.n[l] = static_cast<float>(columns_of(l));
+      } else {
+        shaped_leaves(i, y, a, reinterpret_cast<std::int32_t*>(leaf_m + 9 * array_floats), &v);
+      }
+      std::copy(a.m, a.m + leaves(), leaf_m);
+      rows.merge_leaves(a, leaves());
+      if (p.argmax) v.argmax = argmax_of(leaf_m, a.m[0], reinterpret_cast<std::int32_t*>(leaf_m + 9 * array_floats));
+      v.m = a.m[0];
+      v.r = a.r[0];
+      v.k = smooth || options.weighs() ? a.k[0] : 0.0F;
+      v.n = a.n[0];
+      if (options.full()) {
+        v.t = a.t[0];
+        v.g = a.g[0];
+        v.u = a.u[0];
+        v.c = a.c[0];
+      }
     }
-    auto const vocab = static_cast<double>(p.vocab);
-    auto result = contract::finish(s, static_cast<double>(z_y));
-    if (p.call == Call::backward && !o.stats && !result.bad) {
-      // Only lse is known: s is e^0 by definition of the reference, and q is as exact as z_y - lse.
-      result.log_s = 0.0;
-      result.inv_s = 1.0;
-      result.q = -std::expm1(static_cast<double>(z_y) - result.m);
-    }
-    loss[i] = result.bad ? std::nan("") : contract::loss_of(result, p.loss.smoothing, vocab);
-    bad[i] = result.bad ? 1 : 0;
-    if (p.call != Call::backward) put_row(o, i, result, loss[i], s, z_y);
+    RowOutcome row = options.finish(i, y, v, reducer, d != nullptr);
+    auto const& result = row.result;
+    loss[i] = row.loss;
+    bad[i] = (result.bad ? 1 : 0) | (row.correct ? 2 : 0);
     if (d == nullptr) return;
     if (result.bad) {
       float const nan = std::nanf("");
       for (std::int64_t j = 0; j < p.vocab; ++j) rows.store(&nan, 1, 1.0F, d + j * size_of(p.dz), p.dz);
       return;
     }
-    auto const c = contract::coefficients_of(result, upstream_of(p, o, reducer, i), p.loss.smoothing, vocab);
-    auto const scale = static_cast<float>(c.a * result.inv_s), shift = static_cast<float>(c.c);
+    if (!plain()) return shaped_gradient(i, y, row, d);
+    auto const scale = static_cast<float>(row.d.a * result.inv_s), shift = static_cast<float>(row.d.c);
     if (e != nullptr)
       rows.logits_gradient(e, leaf_m, p.vocab, static_cast<float>(result.m), scale, shift, d, p.dz, next, size_of(p.z));
     else
       rows.logits_gradient_again(z, p.z, p.vocab, static_cast<float>(result.m), scale, shift, d, p.dz);
-    float const at_target = static_cast<float>(c.at_target - c.c);
+    float const at_target = static_cast<float>(row.d.at_target - row.d.c);
     rows.store(&at_target, 1, 1.0F, d + y * size_of(p.dz), p.dz);
   }
 
-  // From stats (m, r, z_y, k), or from lse alone. Returns z_y.
-  float saved_statistics(std::int64_t i, std::int64_t y, contract::RowStatistics<double>* s) const {
-    if (o.stats) {
-      float values[4];
-      for (int c = 0; c < 4; ++c) std::memcpy(values + c, row_of(o.stats, i) + c * o.stats.col_stride * 4, 4);
-      *s = {values[0], values[1], values[3], s->n};
-      return values[2];
+  // A leaf of the row's logits, transformed and restricted. Returns the target's column in it, or -1.
+  std::int64_t shaped_leaf(std::int64_t i, std::int64_t y, std::int64_t leaf, float* z) const {
+    std::int64_t const j0 = leaf * leaf_columns, n = columns_of(leaf), here = y - j0;
+    std::int64_t const mine = y >= 0 && here >= 0 && here < n ? here : -1;
+    rows.decode(row_of(o.z, i) + j0 * size_of(p.z), p.z, n, 1.0F, 0.0F, z);
+    if (options.shapes()) options.shape(z, n, j0, i, mine);
+    return mine;
+  }
+
+  void shaped_leaves(std::int64_t i, std::int64_t y, const LeafArrays& a, std::int32_t* argmax, RowNumbers* v) const {
+    alignas(64) float z[leaf_columns];
+    float weights[leaf_columns];
+    v->z_y = -INFINITY;
+    for (std::int64_t l = 0; l < leaves(); ++l) {
+      std::int64_t const n = columns_of(l), mine = shaped_leaf(i, y, l, z);
+      const float* const kappa = options.weighs() ? options.kappa(weights, n, l * leaf_columns, i) : nullptr;
+      LeafNumbers const x = rows.leaf_full(z, n, mine, options.wants(kappa));
+      a.m[l] = x.m;
+      a.r[l] = x.r;
+      a.k[l] = x.k;
+      a.n[l] = options.full() ? x.n : static_cast<float>(n);
+      if (mine >= 0) v->z_y = x.z_y;
+      if (!options.full()) continue;
+      a.t[l] = x.t;
+      a.g[l] = x.g;
+      a.u[l] = x.u;
+      a.c[l] = x.c;
+      argmax[l] = x.argmax;
     }
+  }
+
+  std::int64_t argmax_of(const float* m, float top, const std::int32_t* argmax) const {
+    for (std::int64_t l = 0; l < leaves(); ++l)
+      if (m[l] == top) return l * leaf_columns + argmax[l];
+    return -1;
+  }
+
+  // D may lie over the logits: a leaf is read whole before it is written.
+  void shaped_gradient(std::int64_t i, std::int64_t y, const RowOutcome& row, char* d) const {
+    alignas(64) float z[leaf_columns];
+    float weights[leaf_columns];
+    GradientRow by = options.gradient_row(i, row);
+    double variance = 0.0;
+    std::int64_t left = 0;
+    for (std::int64_t l = 0; l < leaves(); ++l) {
+      std::int64_t const j0 = l * leaf_columns, n = columns_of(l), mine = shaped_leaf(i, y, l, z);
+      by.kappa = options.gradient_kappa(weights, n, j0, i);
+      by.column0 = p.first_column + j0;
+      by.exempt = mine;
+      left += rows.gradient(z, n, by, &variance);
+      if (mine >= 0)
+        z[mine] = static_cast<float>(
+            (row.d.at_target - (by.kappa != nullptr ? row.d.c * static_cast<double>(by.kappa[mine]) : 0.0)) *
+            row.slope_y);
+      rows.store(z, n, 1.0F, d + j0 * size_of(p.dz), p.dz);
+    }
+    if (by.filter > 0.0F) {
+      std::atomic_ref<std::int64_t>(*filter_left).fetch_add(left, std::memory_order_relaxed);
+      // Fixed point, so that the sum does not depend on the order of threads.
+      std::atomic_ref<std::int64_t>(*filter_units)
+          .fetch_add(static_cast<std::int64_t>(variance * 0x1p40), std::memory_order_relaxed);
+    }
+  }
+
+  // From lse alone: s is e^0 by definition of the reference, and 1 - p_y is only as exact as z_y - lse.
+  RowNumbers from_lse(std::int64_t i, std::int64_t y) const {
     float z_y = 0.0F;
     rows.decode(row_of(o.z, i) + y * size_of(p.z), p.z, 1, 1.0F, 0.0F, &z_y);
-    float const lse = float_at(o.lse, i);
-    *s = {lse, 1.0, 0.0, s->n};
-    // A target above its own lse is rounding; finish() must not move the reference to it.
-    return std::isnan(z_y) ? z_y : std::min(z_y, lse);
+    RowNumbers v;
+    v.m = float_at(o.lse, i);
+    // A target above its own lse is rounding; the reference must not move to it.
+    v.z_y = std::isnan(z_y) ? z_y : std::min(z_y, v.m);
+    v.r = -std::expm1(v.z_y - v.m);
+    v.n = static_cast<float>(p.vocab);
+    return v;
   }
 };
 
@@ -107,21 +187,15 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
            ": classes must be adjacent (1); make it contiguous";
   }
   std::int64_t kept = 0;
-  if (std::string error = check_targets(p, o.targets, &kept); !error.empty()) {
-    *status = status_target;
-    return error;
-  }
   Reducer reducer;
-  if (std::string error = reduce_rule(p, kept, &reducer); !error.empty()) {
-    *status = status_empty;
-    return error;
-  }
+  if (std::string error = check_rows(p, o, &kept, &reducer, status); !error.empty()) return error;
   auto buffer = [&](const char* name) {
     plan::Buffer const* b = plan.find(name);
     return b == nullptr ? nullptr : workspace + b->offset;
   };
   plan::Buffer const* const leaves = plan.find("thread_leaves");  // none in backward
   plan::Buffer const* const row = plan.find("thread_row");
+  std::int64_t filter_left = 0, filter_units = 0;
   LogitsRun const run{plan,
                       p,
                       target.rows,
@@ -135,17 +209,30 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
                       row != nullptr ? row->shape[1] : 0,
                       reinterpret_cast<std::atomic<std::int64_t>*>(buffer("thread_slots")),
                       reinterpret_cast<double*>(buffer("row_loss")),
-                      reinterpret_cast<std::int64_t*>(buffer("row_bad"))};
+                      reinterpret_cast<std::int64_t*>(buffer("row_bad")),
+                      {p, o, target.rows,
+                       {reinterpret_cast<float*>(buffer("bias")), reinterpret_cast<float*>(buffer("class_weight")),
+                        reinterpret_cast<std::int64_t*>(buffer("topk_ids")),
+                        reinterpret_cast<float*>(buffer("topk_values")),
+                        reinterpret_cast<float*>(buffer("topk_other"))}},
+                      &filter_left,
+                      &filter_units};
+  if (std::string error = run.options.prepare(); !error.empty()) {
+    *status = status_target;
+    return error;
+  }
   free_slots(run.flags, plan.machine.threads);
   // A task is a few adjacent rows: while one is written, the next is fetched.
   std::int64_t const group = std::clamp<std::int64_t>(p.rows / (std::int64_t{16} * executor.threads()), 1, 8);
   parallel(executor, (p.rows + group - 1) / group, [&](std::int64_t task) {
     std::int64_t const end = std::min(p.rows, (task + 1) * group);
     for (std::int64_t i = task * group; i < end; ++i) {
-      std::int64_t const y = target_of(o.targets, i);
-      if (y != p.loss.ignore_index) {
-        bool const more = i + 1 < end && target_of(o.targets, i + 1) != p.loss.ignore_index;
-        run.run_row(i, y, more ? row_of(o.z, i + 1) : nullptr);
+      auto const ignored = [&](std::int64_t at) {
+        return o.targets && target_of(o.targets, at) == p.loss.ignore_index;
+      };
+      if (!ignored(i)) {
+        bool const more = i + 1 < end && !ignored(i + 1);
+        run.run_row(i, run.options.has_target() ? target_or_none(o, i) : -1, more ? row_of(o.z, i + 1) : nullptr);
         continue;
       }
       run.loss[i] = 0.0;
@@ -155,10 +242,16 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
     }
   });
   double total = 0.0;
-  outcome->bad = 0;
+  outcome->bad = outcome->correct = 0;
   for (std::int64_t i = 0; i < p.rows; ++i) {
     total += run.loss[i];
-    outcome->bad += run.bad[i];
+    outcome->bad += run.bad[i] & 1;
+    outcome->correct += run.bad[i] >> 1;
+  }
+  if (p.loss.filter > 0) {
+    auto const elements = static_cast<double>(kept) * static_cast<double>(p.vocab);
+    outcome->filter_kept = elements > 0 ? static_cast<double>(filter_left) / elements : 1.0;
+    outcome->filter_variance = static_cast<double>(filter_units) * 0x1p-40;
   }
   outcome->kept = kept;
   outcome->loss = reduced_loss(p, reducer, total);

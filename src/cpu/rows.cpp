@@ -6,38 +6,59 @@
 
 namespace logitless::cpu {
 
-std::string check_targets(const contract::Problem& problem, const View& targets, std::int64_t* kept) {
-  std::int64_t count = 0;
-  for (std::int64_t i = 0; i < problem.rows; ++i) {
-    std::int64_t const y = target_of(targets, i);
-    if (y == problem.loss.ignore_index) continue;
-    if (y < 0 || y >= problem.vocab)
-      return "targets[" + std::to_string(i) + "] is " + std::to_string(y) + ": must be in [0, " +
-             std::to_string(problem.vocab) + ") or ignore_index " + std::to_string(problem.loss.ignore_index);
-    ++count;
-  }
-  *kept = count;
-  return {};
+namespace {
+
+// The divisor that the caller gave, or what the kept rows weigh together.
+double divisor_of(const contract::Problem& problem, const Operands& o, double weight) {
+  if (o.normalizer.dtype == contract::DType::f64) return *static_cast<const double*>(o.normalizer.data);
+  if (o.normalizer) return static_cast<double>(*static_cast<const float*>(o.normalizer.data));
+  return problem.loss.normalizer > 0 ? problem.loss.normalizer : weight;
 }
 
-std::string reduce_rule(const contract::Problem& problem, std::int64_t kept, Reducer* out) {
+std::string reduce_rule(const contract::Problem& problem, const Operands& o, std::int64_t kept, double weight,
+                        Reducer* out) {
   *out = {};
   if (problem.loss.reduction != contract::Reduction::mean) return {};
   // A given divisor makes the mean of no rows 0: a micro-batch may be empty where the whole batch is not.
-  if (problem.loss.normalizer > 0) {
-    out->factor = 1.0 / problem.loss.normalizer;
-    return {};
-  }
-  if (kept > 0) {
-    out->factor = 1.0 / static_cast<double>(kept);
+  double const divisor = divisor_of(problem, o, weight);
+  if (divisor != 0) {
+    out->factor = 1.0 / divisor;
     return {};
   }
   out->empty = true;
   out->factor = 0.0;
-  if (problem.loss.on_empty == contract::OnEmpty::error)
-    return "targets: no row is kept of " + std::to_string(problem.rows) +
-           ", so the mean is undefined (choose on_empty nan or zero, reduction sum, or a normalizer)";
-  return {};
+  if (problem.loss.on_empty != contract::OnEmpty::error) return {};
+  if (kept > 0)
+    return "targets: the kept rows' class weights sum to 0, so the mean is undefined (choose on_empty nan or zero, "
+           "reduction sum, or a normalizer)";
+  return "targets: no row is kept of " + std::to_string(problem.rows) +
+         ", so the mean is undefined (choose on_empty nan or zero, reduction sum, or a normalizer)";
+}
+
+}  // namespace
+
+std::string check_rows(const contract::Problem& problem, const Operands& o, std::int64_t* kept, Reducer* reducer,
+                       int* status) {
+  bool const hard = problem.loss.targets == contract::Targets::hard || problem.loss.distillation.hard_share > 0;
+  bool const weighed = problem.class_weight && problem.loss.targets == contract::Targets::hard && !problem.loss.policy.on;
+  std::int64_t count = 0;
+  double weight = 0.0;
+  for (std::int64_t i = 0; i < problem.rows; ++i) {
+    std::int64_t const y = target_or_none(o, i);
+    if (o.targets && y == problem.loss.ignore_index) continue;
+    if (hard && (y < 0 || y >= problem.classes())) {
+      *status = status_target;
+      return "targets[" + std::to_string(i) + "] is " + std::to_string(y) + ": must be in [0, " +
+             std::to_string(problem.classes()) + ") or ignore_index " + std::to_string(problem.loss.ignore_index);
+    }
+    ++count;
+    if (weighed) weight += static_cast<double>(float_at(o.class_weight, y));
+  }
+  *kept = count;
+  if (!weighed) weight = static_cast<double>(count);
+  std::string error = reduce_rule(problem, o, count, weight, reducer);
+  if (!error.empty()) *status = status_empty;
+  return error;
 }
 
 double reduced_loss(const contract::Problem& problem, const Reducer& reducer, double total) {
@@ -52,11 +73,13 @@ void free_slots(std::atomic<std::int64_t>* flags, int slots) {
 }
 
 void put_ignored_row(const Operands& o, std::int64_t i) {
-  put_float(o.row_loss, i, 0.0);
-  put_float(o.row_lse, i, 0.0);
-  put_float(o.row_logprob, i, 0.0);
+  for (const View* view : {&o.row_loss, &o.row_lse, &o.row_logprob, &o.row_entropy, &o.row_zloss, &o.row_mean_logit,
+                           &o.row_log_sum_p2})
+    put_float(*view, i, 0.0);
+  put_integer(o.row_argmax, i, -1);
+  put_integer(o.row_correct, i, 0);
   if (o.stats)
-    for (int c = 0; c < 4; ++c) {
+    for (std::int64_t c = 0; c < o.stats.cols; ++c) {
       float const zero = 0.0F;
       __builtin_memcpy(row_of(o.stats, i) + c * o.stats.col_stride * 4, &zero, sizeof zero);
     }

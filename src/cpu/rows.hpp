@@ -39,16 +39,31 @@ inline void put_float(const View& v, std::int64_t i, double x) {
   __builtin_memcpy(row_of(v, i), &value, sizeof value);
 }
 
-// Checks every target and counts the kept rows. Returns the error's text, or "" .
-std::string check_targets(const contract::Problem& problem, const View& targets, std::int64_t* kept);
+// i32, i64 or u8.
+inline void put_integer(const View& v, std::int64_t i, std::int64_t x) {
+  if (!v) return;
+  if (v.dtype == contract::DType::i32) {
+    auto const narrow = static_cast<std::int32_t>(x);
+    __builtin_memcpy(row_of(v, i), &narrow, sizeof narrow);
+  } else if (v.dtype == contract::DType::u8) {
+    *row_of(v, i) = static_cast<char>(x);
+  } else {
+    __builtin_memcpy(row_of(v, i), &x, sizeof x);
+  }
+}
+
+// y of row i; 0 where there are no targets (all rows are kept then).
+inline std::int64_t target_or_none(const Operands& o, std::int64_t i) { return o.targets ? target_of(o.targets, i) : 0; }
 
 // The factor of the reduced loss, and whether there is nothing to reduce.
 struct Reducer {
   double factor = 1.0;  // of each row's loss in the reduced one
   bool empty = false;
 };
-// Returns the error's text when on_empty says so.
-std::string reduce_rule(const contract::Problem& problem, std::int64_t kept, Reducer* out);
+// Checks every target, counts the kept rows and makes the rule of the reduction. Returns the error's text with *status
+// set, or "".
+std::string check_rows(const contract::Problem& problem, const Operands& operands, std::int64_t* kept, Reducer* reducer,
+                       int* status);
 
 // The reduced loss from the sum of the kept rows' losses; 0 with reduction none.
 double reduced_loss(const contract::Problem& problem, const Reducer& reducer, double total);
@@ -58,21 +73,6 @@ inline double upstream_of(const contract::Problem& problem, const Operands& o, c
   double const own = o.grad_row_loss ? static_cast<double>(float_at(o.grad_row_loss, i)) : 0.0;
   if (problem.loss.reduction == contract::Reduction::none) return o.grad_row_loss ? own : 1.0;
   return o.grad_loss * reducer.factor + own;
-}
-
-// Per-row outputs of a kept row.
-inline void put_row(const Operands& o, std::int64_t i, const contract::RowResult<double>& row, double loss,
-                    const contract::RowStatistics<double>& s, double z_y) {
-  put_float(o.row_loss, i, loss);
-  put_float(o.row_lse, i, row.lse());
-  put_float(o.row_logprob, i, -row.nll);
-  if (o.stats) {
-    double const values[4] = {s.m, s.r, z_y, s.k};
-    for (int c = 0; c < 4; ++c) {
-      auto const value = static_cast<float>(values[c]);
-      __builtin_memcpy(row_of(o.stats, i) + c * o.stats.col_stride * 4, &value, sizeof value);
-    }
-  }
 }
 
 // Zeros in the per-row outputs of an ignored row.

@@ -116,6 +116,10 @@ class Planner {
       for (std::int64_t const block : blocks)
         for (std::int64_t const chunk : chunks) offer(Share::none, {chunk, block, 0, 0});
     if (dials_.kept_blocks == 0) return;
+    if (p_.distils()) {
+      if (p_.wants_gradient()) refused_.emplace_back("f>0: two heads are walked again, nothing of either is kept");
+      return;
+    }
     if (!may_keep) {
       if (p_.wants_gradient()) refused_.emplace_back("f>0: backward starts from statistics, without exponentials");
       return;

@@ -73,11 +73,35 @@ bool products_in_bf16(const Problem& p, const Machine& m) {
   return m.bf16_products && p.x == DType::bf16 && p.w == DType::bf16;
 }
 
-// Exponentials take 16 bits beside 16-bit inputs of one type, else fp32.
-DType kept_dtype(const Problem& p) { return p.x == p.w && contract::is_half(p.x) ? p.x : DType::f32; }
+bool teacher_in_bf16(const Problem& p, const Machine& m) {
+  return m.bf16_products && p.teacher_x == DType::bf16 && p.teacher_w == DType::bf16;
+}
+
+// Where D needs the logits themselves, they are kept, in fp32. Exponentials take 16 bits beside 16-bit inputs of one type, else fp32.
+DType kept_dtype(const Problem& p) {
+  if (p.needs_logits()) return DType::f32;
+  return p.x == p.w && contract::is_half(p.x) ? p.x : DType::f32;
+}
 
 std::int64_t inside_stride(const Problem& p) {
   return std::max(p.rows * size_of(kept_dtype(p)), p.hidden * size_of(p.dw));
+}
+
+// A leaf yields more than m, r and k.
+bool wants_full(const Problem& p) {
+  return p.row_kappa() || p.wants_entropy() || p.argmax || p.mean_logit || p.sum_p2 ||
+         (p.class_weight && p.loss.smoothing > 0);
+}
+
+// What the options keep of their operands, in fp32.
+void add_operands(const Problem& p, Ledger* out) {
+  if (p.bias != DType::none) out->add("bias", DType::f32, p.vocab, 1, 1);
+  if (p.class_weight) out->add("class_weight", DType::f32, p.vocab, 1, 1);
+  if (p.loss.targets == contract::Targets::topk) {
+    out->add("topk_ids", DType::i64, p.rows, p.topk, 1);
+    out->add("topk_values", DType::f32, p.rows, p.topk, 1);
+    out->add("topk_other", DType::f32, p.rows, 1, 1);
+  }
 }
 
 Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
@@ -93,13 +117,14 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
                      block_k = round_up(block, step);
   std::int64_t const row_panels = round_up(chunk, mr), hidden_panels = round_up(hidden, nr);
   bool const all_kept = forward && gradient && s.kept_blocks * s.block >= vocab;
-  bool const smooth = p.loss.smoothing > 0;
+  bool const smooth = p.wants_kappa();
+  bool const full = wants_full(p);
   Ledger out;
 
   // A slot of each thread: 256 packed columns (of W for logits, for dX; or the scratch of the merge) and a macro tile.
   std::int64_t const leaf_bytes = round_up(std::min(vocab, m.leaf), nr) * hidden_k * op;
   std::int64_t const dx_bytes = dx ? round_up(std::min(hidden, m.leaf), nr) * block_k * op : 0;
-  std::int64_t const merge_bytes = forward ? leaves * 64 * 4 : 0;
+  std::int64_t const merge_bytes = forward ? leaves * (full ? 128 : 64) * 4 : 0;
   std::int64_t const packed = round_up(std::max(leaf_bytes, dx_bytes), 64) / 4,
                      slot = std::max(packed, merge_bytes / 4);
   out.add("thread_columns", DType::f32, m.threads, slot, 1, m.threads * (slot - std::max(leaf_bytes, dx_bytes) / 4));
@@ -111,10 +136,34 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
     out.add("leaf_m", DType::f32, leaves, chunk, 1);
     out.add("leaf_r", DType::f32, leaves, chunk, 1);
     if (smooth) out.add("leaf_k", DType::f32, leaves, chunk, 1);
+    if (full)
+      for (const char* name : {"leaf_n", "leaf_t", "leaf_g", "leaf_u", "leaf_c"})
+        out.add(name, DType::f32, leaves, chunk, 1);
+    if (full) out.add("leaf_argmax", DType::i32, leaves, chunk, 1, p.argmax ? 0 : leaves * chunk);
   }
-  // Of nine numbers a row, the smoothing term's needs smoothing, and three are coefficients of gradients.
-  out.add("row_state", DType::f32, 9, chunk, 1, ((smooth ? 0 : 1) + (gradient ? 0 : 3)) * chunk);
+  // Of nine numbers a row, three are merged statistics (backward takes the caller's), one of them for smoothing alone,
+  // and three are coefficients of gradients.
+  out.add("row_state", DType::f32, 9, chunk, 1, ((!forward ? 3 : smooth ? 0 : 1) + (gradient ? 0 : 3)) * chunk);
+  if (full || p.needs_logits()) out.add("row_options", DType::f32, 11, chunk, 1, 11 * chunk);
   out.add("row_loss", DType::f64, chunk, 1, 1);
+  add_operands(p, &out);
+  if (p.distils()) {
+    // A row's numbers of both heads are ten doubles, and ten words for the kernels.
+    bool const half = teacher_in_bf16(p, m);
+    std::int64_t const size = half ? 2 : 4, unit = half ? 2 * m.k_step : m.k_step, deep = round_up(p.teacher_hidden, unit);
+    std::int64_t const wide = half ? m.bf16_tile_columns : m.tile_columns, high = half ? m.bf16_tile_rows : m.tile_rows;
+    out.add("teacher_panels", half ? DType::bf16 : DType::f32, round_up(chunk, high), deep, 1);
+    out.add("thread_teacher", DType::f32, m.threads, round_up(round_up(std::min(vocab, m.leaf), wide) * deep * size, 64) / 4, 1);
+    out.add("thread_teacher_tile", DType::f32, m.threads, tile_rows, m.leaf, m.threads * tile_rows * tile_tail);
+    if (p.teacher_bias != DType::none) out.add("teacher_bias", DType::f32, vocab, 1, 1);
+    if (forward) out.add("leaf_pair", DType::f32, 8, leaves, chunk);
+    out.add("row_pair", DType::f64, 10, chunk, 1);
+    out.add("row_pair_scales", DType::f32, 10, chunk, 1);
+  }
+  if (p.db != DType::none) {
+    out.add("db_tiles", DType::f32, ceil_div(chunk, m.macro_rows), block, 1);
+    out.add("db_sum", DType::f64, vocab, 1, 1);
+  }
   if (all_kept && dw) {
     // Panels of X are spent when the columns of X are packed.
     out.add("x_packed", operand, std::max(row_panels * hidden_k, hidden_panels * chunk_k), 1, 1);
@@ -125,7 +174,7 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   if (dx) out.add("d_rows", operand, row_panels, block_k, 1, (row_panels - chunk) * block_k);
   if (dw) out.add("d_columns", operand, round_up(block, mr), chunk_k, 1, (round_up(block, mr) - block) * chunk_k);
   if (dx && p.dx != DType::f32) out.add("dx_sum", DType::f32, chunk, hidden, 1);
-  if (bf16 && smooth) {
+  if (bf16 && smooth && !p.needs_logits()) {
     if (dx) out.add("w_sum", DType::f32, hidden, 1, 1);
     if (dw) out.add("x_sum", DType::f32, hidden, 1, 1);
   }
@@ -143,7 +192,15 @@ double flops_of(const Problem& p, const Setting& s) {
     columns += static_cast<double>(recomputed_columns(p, s));
     columns += (wants_dx(p) ? vocab : 0.0) + (wants_dw(p) ? vocab : 0.0);
   }
-  return 2.0 * static_cast<double>(p.rows) * static_cast<double>(p.hidden) * columns;
+  double products = static_cast<double>(p.hidden) * columns;
+  if (p.distils()) {
+    // A walk over both heads forward, one more for D, and JSD's own.
+    bool const jsd = p.loss.distillation.divergence == contract::Divergence::jsd && p.call != Call::backward;
+    products += vocab * static_cast<double>(p.teacher_hidden) *
+                ((p.call != Call::backward ? 1.0 : 0.0) + (p.wants_gradient() ? 1.0 : 0.0) + (jsd ? 1.0 : 0.0));
+    if (jsd) products += vocab * static_cast<double>(p.hidden);
+  }
+  return 2.0 * static_cast<double>(p.rows) * products;
 }
 
 double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
@@ -190,6 +247,10 @@ double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
     ns += loop_ns(m, tasks, thread_ns);
     if (m.threads > 1) ns += 2.0 * barrier_ns * blocks * chunks;
   }
+  if (p.distils()) {
+    double const teacher = flops_of(p, s) / (2.0 * rows * hidden) / vocab;
+    ns += product_ns * std::max(0.0, teacher - 4.0) / m.threads + exponential_ns * 4.0 * rv / m.threads;
+  }
   return ns * 1e-9 + bytes / (m.memory_gbytes * 1e9);
 }
 
@@ -198,11 +259,14 @@ Ledger logits_ledger_of(const Problem& p, const Machine& m) {
   if (p.call != Call::backward) {
     std::int64_t const leaves = ceil_div(p.vocab, m.leaf);
     std::int64_t const array = round_up(leaves, 16), row = round_up(p.vocab, 16);
-    out.add("thread_leaves", DType::f32, m.threads, 5, array, m.threads * 5 * (array - leaves));
+    std::int64_t const arrays = wants_full(p) ? 10 : 5;
+    out.add("thread_leaves", DType::f32, m.threads, arrays, array,
+            m.threads * (arrays * (array - leaves) + (arrays > 5 && !p.argmax ? leaves : 0)));
     if (p.dz != DType::none && p.dz != DType::f32)
       out.add("thread_row", DType::f32, m.threads, row, 1, m.threads * (row - p.vocab));
   }
   out.add("thread_slots", DType::i64, m.threads, 8, 1, m.threads * 7);
+  add_operands(p, &out);
   out.add("row_loss", DType::f64, p.rows, 1, 1);
   out.add("row_bad", DType::i64, p.rows, 1, 1);
   return out;

@@ -27,13 +27,15 @@ class Ledger {
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  Buffer buffers_[24];
+  Buffer buffers_[40];
   int count_ = 0;
   std::int64_t bytes_ = 0;
 };
 
 // Linear cross-entropy.
 bool products_in_bf16(const contract::Problem& problem, const Machine& machine);
+// The teacher's product, for distillation.
+bool teacher_in_bf16(const contract::Problem& problem, const Machine& machine);
 contract::DType kept_dtype(const contract::Problem& problem);
 // Bytes between columns of exponentials that live in dW.
 std::int64_t inside_stride(const contract::Problem& problem);

@@ -1,4 +1,4 @@
-// Numbers in memory as doubles, and doubles rounded once into memory: f32, bf16, f16, f64, i32, i64.
+// Numbers in memory as doubles, and doubles rounded once into memory: f32, bf16, f16, f64, u8, i32, i64.
 //
 // The reference's own, on purpose independent of src/contract: rounding is defined here by a quantum and one
 // round-to-nearest-even (std::nearbyint), not by bit tricks, so that a shared mistake is unlikely.
@@ -112,10 +112,23 @@ inline void store(const View& v, std::int64_t i, std::int64_t j, double x) {
   }
 }
 
-inline std::int64_t load_integer(const View& v, std::int64_t i) {
+inline std::int64_t load_integer(const View& v, std::int64_t i, std::int64_t j = 0) {
+  const std::int64_t at = offset(v, i, j);
+  switch (v.dtype) {
+    case contract::DType::u8: return static_cast<const std::uint8_t*>(v.data)[at];
+    case contract::DType::i32: return static_cast<const std::int32_t*>(v.data)[at];
+    default: return static_cast<const std::int64_t*>(v.data)[at];
+  }
+}
+
+inline void store_integer(const View& v, std::int64_t i, std::int64_t x) {
   const std::int64_t at = offset(v, i, 0);
-  return v.dtype == contract::DType::i32 ? static_cast<const std::int32_t*>(v.data)[at]
-                                         : static_cast<const std::int64_t*>(v.data)[at];
+  switch (v.dtype) {
+    case contract::DType::u8: static_cast<std::uint8_t*>(v.data)[at] = static_cast<std::uint8_t>(x); break;
+    case contract::DType::i32: static_cast<std::int32_t*>(v.data)[at] = static_cast<std::int32_t>(x); break;
+    case contract::DType::i64: static_cast<std::int64_t*>(v.data)[at] = x; break;
+    default: break;
+  }
 }
 
 // Elements [first, first + count) of row i.

@@ -19,7 +19,7 @@ BACKEND = os.environ.get("LOGITLESS_TEST_BACKEND", "cpu")
 if shutil.which(BIN) is None:
     sys.exit("no executable %s: set LOGITLESS_BIN to the built command line" % BIN)
 
-FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "U8": "B"}
+FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "U8": "B", "BOOL": "B"}
 
 
 def bf16(x):

@@ -75,7 +75,7 @@ class BadInput(Case):
         self.assertNotIn("\x1b", error)
 
     def test_unreadable_types(self):
-        self.loss(1, ["U8"], hidden=self.tensor("x", "U8", [6, 4], [0] * 24))
+        self.loss(1, ["BOOL"], hidden=self.tensor("x", "BOOL", [6, 4], [0] * 24))
         self.loss(1, ["big endian"], hidden=self.put("x.npy", npy(">f4", (6, 4), bytes(96))))
         self.loss(1, ["fortran_order"], hidden=self.put("x.npy", npy("<f4", (6, 4), bytes(96), order="True")))
 

@@ -63,7 +63,7 @@ class Loss(Case):
         self.assertIn(b"'shape': (9, 4)", content)
         self.close(list(struct.unpack("<36f", content[-144:])), dw)
         saved = read_safetensors(out[2])
-        self.assertEqual(sorted(saved), ["logprob", "loss", "lse"])
+        self.assertEqual(sorted(saved), ["argmax", "correct", "entropy", "logprob", "loss", "lse", "zloss"])
         for name, want in rows.items():
             self.assertEqual(saved[name][:2], ("F32", [6]))
             self.close(saved[name][2], want)

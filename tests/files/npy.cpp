@@ -41,6 +41,7 @@ TEST(Npy, ReadsOtherSpellingsOfTheDict) {
   EXPECT_EQ(tensor.shape, (std::vector<std::int64_t>{2}));
   EXPECT_TRUE(parse_npy(bytes(npy(dict("<f8", "()"), std::string(8, 'x')))).shape.empty());
   EXPECT_EQ(parse_npy(bytes(npy(dict("<f8", "(0, 4)"), ""))).bytes, 0U);
+  EXPECT_EQ(parse_npy(bytes(npy(dict("|u1", "(2, 3)"), std::string(6, 'x')))).dtype, LL_U8);
 }
 
 TEST(Npy, RefusesColumnMajorUnlessOneDimensional) {
@@ -50,7 +51,7 @@ TEST(Npy, RefusesColumnMajorUnlessOneDimensional) {
 
 TEST(Npy, RefusesDtypesWithAHint) {
   EXPECT_TRUE(says(refused(dict(">f4", "(4,)")), "big endian"));
-  EXPECT_TRUE(says(refused(dict("|u1", "(16,)")), "'<f4'"));
+  EXPECT_TRUE(says(refused(dict("|i1", "(16,)")), "'<f4'"));
   EXPECT_TRUE(says(refused(dict("<c8", "(2,)")), "'<f4'"));
   EXPECT_TRUE(says(refused(dict("|O", "(2,)")), "cannot be read"));
   EXPECT_TRUE(says(refused(dict("f4", "(4,)")), "cannot be read"));

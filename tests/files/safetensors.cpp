@@ -35,7 +35,7 @@ TEST(Safetensors, ReadsEveryDtypeOfOurs) {
     std::size_t bytes;
   };
   for (Row const row : {Row{"F64", LL_F64, 8}, Row{"F32", LL_F32, 4}, Row{"F16", LL_F16, 2}, Row{"BF16", LL_BF16, 2},
-                        Row{"I64", LL_I64, 8}, Row{"I32", LL_I32, 4}, Row{"U8", LL_NONE, 1}, Row{"BOOL", LL_NONE, 1},
+                        Row{"I64", LL_I64, 8}, Row{"I32", LL_I32, 4}, Row{"U8", LL_U8, 1}, Row{"BOOL", LL_NONE, 1},
                         Row{"F8_E4M3", LL_NONE, 1}}) {
     auto const tensors = parse(std::string(R"({"t":{"dtype":")") + row.name + R"(","shape":[3],"data_offsets":[0,)" +
                                    std::to_string(3 * row.bytes) + "]}}",

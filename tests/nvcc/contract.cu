@@ -10,8 +10,9 @@ __global__ void row(const F* z, int vocab, int y, F g, F alpha, F* d, F* loss) {
   auto s = contract::RowStatistics<F>::identity();
   for (int j = 0; j < vocab; ++j) s = j == y ? contract::absorb_target(s, z[j]) : contract::absorb(s, z[j]);
   auto const result = contract::finish(s, z[y]);
-  *loss = contract::loss_of(result, alpha, F(vocab));
-  auto const c = contract::coefficients_of(result, g, alpha, F(vocab));
+  auto const weights = contract::hard_weights(alpha, F(vocab), F(1), F(0));
+  *loss = contract::loss_of(result, weights);
+  auto const c = contract::coefficients_of(result, contract::Upstream<F>{g, F(0), F(0), F(0)}, weights);
   for (int j = 0; j < vocab; ++j)
     d[j] = contract::element(contract::exp2_of(contract::exponent(z[j], result.m)), c.a * result.inv_s, c.c);
   d[y] = c.at_target - c.c;

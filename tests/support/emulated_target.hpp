@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "contract/coefficients.hpp"
+#include "contract/pair.hpp"
 #include "cpu/kernels/table.hpp"
 
 namespace logitless::cpu::emulated {
@@ -62,6 +63,12 @@ inline F32 operator-(F32 a, F32 b) {
 }
 inline F32 operator*(F32 a, F32 b) {
   return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline F32 operator/(F32 a, F32 b) {
+  return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+inline F32 if_less(F32 a, F32 b, F32 less, F32 other) {
+  return each([&](int i) { return a.v[i] < b.v[i] ? less.v[i] : other.v[i]; });
 }
 inline F32 fma(F32 a, F32 b, F32 c) {
   return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });

@@ -376,8 +376,9 @@ template <class F>
 Gradient<F> gradient_of(const std::vector<F>& z, std::size_t target, F g, F alpha) {
   const RowResult<F> result = finish(statistics_of(z, 0, z.size(), target), z[target]);
   const F vocab = static_cast<F>(z.size());
-  const auto c = coefficients_of(result, g, alpha, vocab);
-  Gradient<F> out{static_cast<double>(loss_of(result, alpha, vocab)), {}};
+  const auto weights = contract::hard_weights(alpha, vocab, F(1), F(0));
+  const auto c = coefficients_of(result, contract::Upstream<F>{g, F(0), F(0), F(0)}, weights);
+  Gradient<F> out{static_cast<double>(loss_of(result, weights)), {}};
   for (std::size_t j = 0; j < z.size(); ++j) {
     const F e = std::exp(z[j] - result.m);
     out.d.push_back(j == target ? c.at_target - c.c : contract::element(e, c.a * result.inv_s, c.c));

@@ -5,6 +5,8 @@
 // clang-format off
 #include "cpu/kernels/rows.hpp"
 #include "cpu/kernels/logits.hpp"
+#include "cpu/kernels/options.hpp"
+#include "cpu/kernels/pair.hpp"
 #include "cpu/kernels/pack.hpp"
 #include "cpu/kernels/product.hpp"
 // clang-format on
@@ -13,7 +15,7 @@ namespace logitless::cpu::LL_ISA {
 
 constexpr RowKernels row_kernels() {
   return {leaf,       store,      decode,     recompute,    accumulate,      write,
-          add_source, merge_rows, logits_row, merge_leaves, logits_gradient, logits_gradient_again};
+          add_source, merge_rows, logits_row, merge_leaves, logits_gradient, logits_gradient_again, transform, restrict_to, leaf_full, gradient, pair_leaf, pair_mixture, pair_gradient};
 }
 
 // P: a register tile (FmaProduct, or the target's own for bf16).

@@ -42,24 +42,33 @@ inline float logits_row(const void* z, contract::DType dtype, std::int64_t vocab
   return z_y;
 }
 
-inline LeafResult merge_leaves(float* m, float* r, float* k, float* n, std::int64_t leaves, std::int64_t vocab) {
-  for (std::int64_t l = 0; l < leaves; ++l) n[l] = static_cast<float>(std::min(leaf_columns, vocab - l * leaf_columns));
+// The result is entry 0 of every array; arrays that are not wanted are null.
+inline void merge_leaves(const LeafArrays& in, std::int64_t leaves) {
   for (std::int64_t count = leaves; count > 1; count = (count + 1) / 2) {
     std::int64_t const half = (count + 1) / 2;
     for (std::int64_t l = 0; l + half < count; l += F32::lanes) {
       int const some = static_cast<int>(std::min<std::int64_t>(F32::lanes, count - half - l));
       auto load = [&](std::int64_t at) {
-        return contract::RowStatistics<F32>{load_some(m + at, some, -INFINITY), load_some(r + at, some, 0.0F),
-                                            load_some(k + at, some, 0.0F), load_some(n + at, some, 0.0F)};
+        auto of = [&](const float* array, float fill) {
+          return array != nullptr ? load_some(array + at, some, fill) : F32(0.0F);
+        };
+        return contract::RowStatistics<F32>{of(in.m, -INFINITY), of(in.r, 0.0F), of(in.k, 0.0F), of(in.n, 0.0F),
+                                            of(in.t, 0.0F),      of(in.g, 0.0F), of(in.u, 0.0F), of(in.c, 0.0F)};
       };
       auto const both = contract::merge(load(l), load(l + half));
-      store_some(both.m, m + l, some);
-      store_some(both.r, r + l, some);
-      store_some(both.k, k + l, some);
-      store_some(both.n, n + l, some);
+      auto put = [&](F32 x, float* array) {
+        if (array != nullptr) store_some(x, array + l, some);
+      };
+      put(both.m, in.m);
+      put(both.r, in.r);
+      put(both.k, in.k);
+      put(both.n, in.n);
+      put(both.t, in.t);
+      put(both.g, in.g);
+      put(both.u, in.u);
+      put(both.c, in.c);
     }
   }
-  return {m[0], r[0], k[0], 0.0F};
 }
 
 inline void logits_gradient(const float* e, const float* leaf_m, std::int64_t vocab, float m, float a_over_s, float c,

@@ -171,14 +171,22 @@ inline void add_source(float* acc, const void* x, contract::DType dtype, std::in
 using VectorStatistics = contract::RowStatistics<F32>;
 
 // One level of the tree pairs entry i with entry i + half: the same order whatever is done in lanes.
-inline void merge_rows(const float* m, const float* r, const float* k, std::int64_t leaves, std::int64_t stride,
-                       std::int64_t vocab, std::int64_t i0, std::int64_t i1, float* m_out, float* r_out, float* k_out,
-                       float* scratch) {
+template <int fields>
+inline void merge_rows_of(const LeafArrays& in, std::int64_t leaves, std::int64_t stride, std::int64_t vocab,
+                          std::int64_t i0, std::int64_t i1, const LeafArrays& out, float* scratch) {
   constexpr int lanes = F32::lanes;
-  auto entry = [&](std::int64_t l) { return scratch + l * 4 * lanes; };
+  auto entry = [&](std::int64_t l) { return scratch + l * fields * lanes; };
   auto load = [&](std::int64_t l) {
     const float* e = entry(l);
-    return VectorStatistics{F32::load(e), F32::load(e + lanes), F32::load(e + 2 * lanes), F32::load(e + 3 * lanes)};
+    VectorStatistics s{F32::load(e), F32::load(e + lanes), F32::load(e + 2 * lanes), F32::load(e + 3 * lanes),
+                       F32(0.0F),    F32(0.0F),            F32(0.0F),                F32(0.0F)};
+    if constexpr (fields == 8) {
+      s.t = F32::load(e + 4 * lanes);
+      s.g = F32::load(e + 5 * lanes);
+      s.u = F32::load(e + 6 * lanes);
+      s.c = F32::load(e + 7 * lanes);
+    }
+    return s;
   };
   auto save = [&](std::int64_t l, VectorStatistics const& s) {
     float* e = entry(l);
@@ -186,23 +194,48 @@ inline void merge_rows(const float* m, const float* r, const float* k, std::int6
     s.r.store(e + lanes);
     s.k.store(e + 2 * lanes);
     s.n.store(e + 3 * lanes);
+    if constexpr (fields == 8) {
+      s.t.store(e + 4 * lanes);
+      s.g.store(e + 5 * lanes);
+      s.u.store(e + 6 * lanes);
+      s.c.store(e + 7 * lanes);
+    }
   };
   for (std::int64_t i = i0; i < i1; i += lanes) {
     int const count = static_cast<int>(std::min<std::int64_t>(lanes, i1 - i));
     for (std::int64_t l = 0; l < leaves; ++l) {
       auto const columns = static_cast<float>(std::min(leaf_columns, vocab - l * leaf_columns));
-      save(l, {load_some(m + l * stride + i, count), load_some(r + l * stride + i, count),
-               k != nullptr ? load_some(k + l * stride + i, count) : F32(0.0F), F32(k != nullptr ? columns : 0.0F)});
+      auto at = [&](const float* array) {
+        return array != nullptr ? load_some(array + l * stride + i, count) : F32(0.0F);
+      };
+      VectorStatistics s{at(in.m), at(in.r), at(in.k), in.n != nullptr ? at(in.n) : F32(in.k != nullptr ? columns : 0.0F),
+                         at(in.t), at(in.g), at(in.u), at(in.c)};
+      save(l, s);
     }
     for (std::int64_t n = leaves; n > 1; n = (n + 1) / 2) {
       std::int64_t const half = (n + 1) / 2;
       for (std::int64_t l = 0; l + half < n; ++l) save(l, contract::merge(load(l), load(l + half)));
     }
     VectorStatistics const all = load(0);
-    store_some(all.m, m_out + i, count);
-    store_some(all.r, r_out + i, count);
-    if (k != nullptr) store_some(all.k, k_out + i, count);
+    auto put = [&](F32 x, float* array) {
+      if (array != nullptr) store_some(x, array + i, count);
+    };
+    put(all.m, out.m);
+    put(all.r, out.r);
+    put(all.k, out.k);
+    put(all.n, out.n);
+    put(all.t, out.t);
+    put(all.g, out.g);
+    put(all.u, out.u);
+    put(all.c, out.c);
   }
+}
+inline void merge_rows(const LeafArrays& in, std::int64_t leaves, std::int64_t stride, std::int64_t vocab,
+                       std::int64_t i0, std::int64_t i1, const LeafArrays& out, float* scratch) {
+  if (in.full())
+    merge_rows_of<8>(in, leaves, stride, vocab, i0, i1, out, scratch);
+  else
+    merge_rows_of<4>(in, leaves, stride, vocab, i0, i1, out, scratch);
 }
 
 }  // namespace logitless::cpu::LL_ISA

@@ -38,13 +38,51 @@ struct LeafResult {
   float m, r, k, z_y;
 };
 
-// Per row of a chunk, for pass 2. Arrays over the chunk's rows.
-struct RowScales {
-  const float* m;         // reference of recomputed exponentials
-  const float* a_over_s;  // D = exp(z - m) a/s - c
-  const float* c;
-  const float* at_target;      // D_y + c
-  const std::int64_t* target;  // column of the target
+// z0 -> z: cap(scale (z0 + bias)) / temperature. cap 0: none; bias [n] may be null.
+struct Transform {
+  const float* bias;
+  float scale, cap, inverse_cap, inverse_temperature;
+};
+
+// What leaf_full sums beside m and r.
+struct LeafWants {
+  const float* kappa;  // weights of k and n; null: 1 for every class that is not dropped
+  bool k, t, g, u;
+  bool dropped;  // a restriction was applied: classes of z = -inf count neither in k, n nor in u, c
+  bool argmax;
+};
+struct LeafNumbers {
+  float m, r, k, n, t, g, u, c, z_y;
+  std::int32_t argmax;  // lowest index of the largest logit
+};
+
+// Arrays of partial statistics [leaves][stride] (contract/statistics.hpp names them); m and r are always there, a null
+// k, t, g, u is not wanted. n null: a leaf's columns where k is given.
+struct LeafArrays {
+  float *m, *r, *k, *n, *t, *g, *u, *c;
+
+  bool full() const { return t != nullptr || g != nullptr || u != nullptr || n != nullptr; }
+};
+
+// D of a row from its logits: p (a - e (log p + H)) - c kappa, times the softcap's slope.
+struct GradientRow {
+  float m, inverse_s, a, e, h0, c;        // h0 = H - log s
+  float slope;                            // temperature / softcap; 0: no softcap
+  const float* kappa;                     // [n]; null: c is 0
+  float filter;                           // eps; 0: none
+  std::uint64_t seed, row;                // of its hash, with the column
+  std::int64_t column0, exempt;           // column of element 0; the target, relative to it
+  bool dropped;                           // kappa counts 0 where z is -inf
+};
+
+// A leaf of two heads' logits; contract/pair.hpp names the sums.
+struct PairNumbers {
+  float ms, ss, ts, cs, mt, st, tt, ct;
+};
+// A row of two heads in pass 2. g: what the divergence's gradient is multiplied by; slope as in GradientRow.
+struct PairRow {
+  float inverse_tau, ms, log_ss, mt, log_st, k, g, beta, slope;
+  contract::Divergence divergence;
 };
 
 // Products of one operand type.
@@ -84,16 +122,15 @@ struct RowKernels {
                 const float* y);
   // acc[0, n) += factor * x, x in `dtype`.
   void (*add_source)(float* acc, const void* x, contract::DType dtype, std::int64_t n, float factor);
-  // Merges `leaves` partial statistics in a fixed tree, for rows [i0, i1). Arrays [leaves][stride]; k may be null.
-  // Result in m_out, r_out, k_out; scratch holds leaves * 64 floats.
-  void (*merge_rows)(const float* m, const float* r, const float* k, std::int64_t leaves, std::int64_t stride,
-                     std::int64_t vocab, std::int64_t i0, std::int64_t i1, float* m_out, float* r_out, float* k_out,
-                     float* scratch);
+  // Merges `leaves` partial statistics in a fixed tree, for rows [i0, i1), to out (arrays of rows). scratch holds
+  // leaves * 16 floats for each of 4 statistics, or of 8 where the arrays are full().
+  void (*merge_rows)(const LeafArrays& in, std::int64_t leaves, std::int64_t stride, std::int64_t vocab,
+                     std::int64_t i0, std::int64_t i1, const LeafArrays& out, float* scratch);
   // Given logits, one row: leaf statistics in m, r, k, n [leaves]; exponentials relative to each leaf's m to e
   // (null: not kept). Returns z_y. Then the same tree over leaves, in place: the result is element 0.
   float (*logits_row)(const void* z, contract::DType dtype, std::int64_t vocab, std::int64_t target, bool want_k,
                       float* m, float* r, float* k, float* e);
-  LeafResult (*merge_leaves)(float* m, float* r, float* k, float* n, std::int64_t leaves, std::int64_t vocab);
+  void (*merge_leaves)(const LeafArrays& in, std::int64_t leaves);
   // D row from kept exponentials: d_j = e_j * exp(m_leaf - m) a/s - c. Meanwhile `next`, the row of logits that comes
   // next (next_bytes an element; null: none), is fetched into the L2 cache, so that memory is not idle.
   void (*logits_gradient)(const float* e, const float* leaf_m, std::int64_t vocab, float m, float a_over_s, float c,
@@ -101,6 +138,19 @@ struct RowKernels {
   // D row from logits: d_j = exp(z_j - m) a/s - c; z may be d.
   void (*logits_gradient_again)(const void* z, contract::DType z_dtype, std::int64_t vocab, float m, float a_over_s,
                                 float c, void* d, contract::DType dtype);
+  // The options beyond the plain loss, on n <= 256 elements with room to the next multiple of 64.
+  void (*transform)(float* z, std::int64_t n, const Transform& by);
+  // z = -inf where the mask's bit is 0 (null: no mask) or z < floor, except at the target.
+  void (*restrict_to)(float* z, std::int64_t n, const std::uint8_t* mask, float floor, std::int64_t target);
+  LeafNumbers (*leaf_full)(float* z, std::int64_t n, std::int64_t target, const LeafWants& wants);
+  // z becomes D; returns how many elements the filter left other than 0, and adds its variance bound to *variance.
+  std::int64_t (*gradient)(float* z, std::int64_t n, const GradientRow& row, double* variance);
+  // Two heads: z the student's and u the teacher's logits of n classes, both divided by tau here.
+  PairNumbers (*pair_leaf)(const float* z, const float* u, std::int64_t n, float inverse_tau);
+  // Sums p log(p / mix) and q log(q / mix).
+  void (*pair_mixture)(const float* z, const float* u, std::int64_t n, const PairRow& row, float* p_sum, float* q_sum);
+  // d += the divergence's gradient.
+  void (*pair_gradient)(const float* z, const float* u, std::int64_t n, const PairRow& row, float* d);
 };
 
 struct Target {

@@ -22,6 +22,7 @@
 #endif
 
 #include "contract/coefficients.hpp"
+#include "contract/pair.hpp"
 
 #define LL_OP [[gnu::always_inline]] inline
 #define LL_BF16_CONVERT

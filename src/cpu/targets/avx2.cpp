@@ -20,6 +20,7 @@
 #endif
 
 #include "contract/coefficients.hpp"
+#include "contract/pair.hpp"
 
 #define LL_OP [[gnu::always_inline]] inline
 
@@ -60,6 +61,10 @@ struct F32 {
 LL_OP F32 operator+(F32 a, F32 b) { return F32(_mm256_add_ps(a.v, b.v)); }
 LL_OP F32 operator-(F32 a, F32 b) { return F32(_mm256_sub_ps(a.v, b.v)); }
 LL_OP F32 operator*(F32 a, F32 b) { return F32(_mm256_mul_ps(a.v, b.v)); }
+LL_OP F32 operator/(F32 a, F32 b) { return F32(_mm256_div_ps(a.v, b.v)); }
+LL_OP F32 if_less(F32 a, F32 b, F32 less, F32 other) {
+  return F32(_mm256_blendv_ps(other.v, less.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)));
+}
 LL_OP F32 fma(F32 a, F32 b, F32 c) { return F32(_mm256_fmadd_ps(a.v, b.v, c.v)); }
 LL_OP F32 maximum(F32 a, F32 b) { return F32(_mm256_max_ps(a.v, b.v)); }
 LL_OP F32 if_equal(F32 a, F32 b, F32 equal, F32 other) {

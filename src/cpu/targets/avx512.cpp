@@ -21,6 +21,7 @@
 #endif
 
 #include "contract/coefficients.hpp"
+#include "contract/pair.hpp"
 
 #define LL_OP [[gnu::always_inline]] inline
 

@@ -45,6 +45,10 @@ struct F32 {
 LL_OP F32 operator+(F32 a, F32 b) { return F32(_mm512_add_ps(a.v, b.v)); }
 LL_OP F32 operator-(F32 a, F32 b) { return F32(_mm512_sub_ps(a.v, b.v)); }
 LL_OP F32 operator*(F32 a, F32 b) { return F32(_mm512_mul_ps(a.v, b.v)); }
+LL_OP F32 operator/(F32 a, F32 b) { return F32(_mm512_div_ps(a.v, b.v)); }
+LL_OP F32 if_less(F32 a, F32 b, F32 less, F32 other) {
+  return F32(_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), other.v, less.v));
+}
 LL_OP F32 fma(F32 a, F32 b, F32 c) { return F32(_mm512_fmadd_ps(a.v, b.v, c.v)); }
 LL_OP F32 maximum(F32 a, F32 b) { return F32(_mm512_max_ps(a.v, b.v)); }
 LL_OP F32 if_equal(F32 a, F32 b, F32 equal, F32 other) {

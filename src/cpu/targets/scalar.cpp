@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "contract/coefficients.hpp"
+#include "contract/pair.hpp"
 #include "cpu/kernels/table.hpp"
 
 namespace logitless::cpu::scalar {
@@ -45,6 +46,8 @@ struct F32 {
 inline F32 operator+(F32 a, F32 b) { return F32(a.v + b.v); }
 inline F32 operator-(F32 a, F32 b) { return F32(a.v - b.v); }
 inline F32 operator*(F32 a, F32 b) { return F32(a.v * b.v); }
+inline F32 operator/(F32 a, F32 b) { return F32(a.v / b.v); }
+inline F32 if_less(F32 a, F32 b, F32 less, F32 other) { return F32(a.v < b.v ? less.v : other.v); }
 inline F32 fma(F32 a, F32 b, F32 c) { return F32(a.v * b.v + c.v); }
 inline F32 maximum(F32 a, F32 b) { return F32(a.v > b.v ? a.v : b.v); }
 inline F32 if_equal(F32 a, F32 b, F32 equal, F32 other) { return F32(a.v == b.v ? equal.v : other.v); }

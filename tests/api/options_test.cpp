@@ -1,0 +1,127 @@
+// Options through the C ABI: pairs without a meaning are refused by name, arguments match the problem, a few results
+// stand against the definition on the reference backend, and the helpers (next-token targets, merged statistics).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "small_problem.hpp"
+
+namespace faces {
+namespace {
+
+void expect_refused(const std::function<void(SmallProblem&)>& spoil, const std::vector<std::string>& pieces,
+                    ll_call call = LL_FORWARD_BACKWARD, ll_status status = LL_ERROR_INVALID_ARGUMENT) {
+  const ContextPointer context = make_context(LL_BACKEND_REFERENCE);
+  SmallProblem s(LL_LINEAR, call);
+  spoil(s);
+  ll_plan* plan = nullptr;
+  EXPECT_TRUE(refused(ll_plan_create(context.get(), &s.problem, &s.options, &plan), status, pieces));
+  EXPECT_EQ(plan, nullptr);
+}
+
+TEST(Options, WithoutMeaningAreRefusedByName) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  expect_refused([](auto& s) { s.options.softcap = -1.0; }, {"softcap: -1", "above 0"});
+  expect_refused([&](auto& s) { s.options.temperature = nan; }, {"temperature: nan"});
+  expect_refused([](auto& s) { s.options.logit_scale = -2.0; }, {"logit_scale: -2"});
+  expect_refused([](auto& s) { s.options.filter = 0.3; }, {"filter: 0.3", "power of two"});
+  expect_refused([](auto& s) { s.options.filter = 0.25; }, {"filter: 0.25", "LL_FORWARD"}, LL_FORWARD);
+  expect_refused([](auto& s) { s.options.hard_share = 0.5; }, {"hard_share: 0.5", "teacher"});
+  expect_refused([](auto& s) { s.options.kl_coef = 0.5; }, {"kl_coef: 0.5", "LL_RULE_POLICY"});
+  expect_refused([](auto& s) { s.problem.inputs = LL_TOPK_LOG; }, {"LL_TOPK_LOG", "LL_TARGETS_HARD"});
+  expect_refused([](auto& s) { s.problem.inputs = 1024; }, {"inputs: 1024"});
+  expect_refused([](auto& s) { s.problem.grad_bias_dtype = LL_F32; }, {"grad_bias_dtype: f32", "no bias"});
+  expect_refused(
+      [](auto& s) {
+        s.options.rule = LL_RULE_POLICY;
+        s.options.label_smoothing = 0.1;
+      },
+      {"label_smoothing: 0.1", "LL_RULE_POLICY"});
+  expect_refused(
+      [](auto& s) {
+        s.options.targets = LL_TARGETS_SOFT;
+        s.problem.soft_dtype = LL_F32;
+        s.problem.inputs = LL_KEEP_MASK;
+      },
+      {"LL_KEEP_MASK", "LL_TARGETS_SOFT"});
+  expect_refused([](auto& s) { s.problem.total_vocab = 14; }, {"total_vocab: 14", "LL_FORWARD_BACKWARD"});
+}
+
+TEST(Options, ZeroMeansAsBefore) {
+  const ContextPointer context = make_context(LL_BACKEND_REFERENCE);
+  SmallProblem want, zero;
+  std::memset(reinterpret_cast<char*>(&zero.options) + 48, 0, sizeof zero.options - 48);
+  ASSERT_EQ(want.run(context.get()), LL_OK) << ll_last_error();
+  ASSERT_EQ(zero.run(context.get()), LL_OK) << ll_last_error();
+  EXPECT_EQ(zero.loss, want.loss);
+  EXPECT_EQ(zero.dw, want.dw);
+}
+
+TEST(Options, ArgumentsMatchTheProblem) {
+  const ContextPointer context = make_context(LL_BACKEND_REFERENCE);
+  SmallProblem s;
+  std::vector<float> rows(SmallProblem::R, 1.0f);
+  const ll_tensor view = tensor(rows.data(), LL_F32, {SmallProblem::R});
+  s.arguments.row_weight = &view;
+  EXPECT_TRUE(refused(s.run(context.get()), LL_ERROR_INVALID_ARGUMENT, {"row_weight: given", "LL_ROW_WEIGHT"}));
+  s.arguments.row_weight = nullptr;
+  s.arguments.row_entropy = &view;
+  EXPECT_TRUE(refused(s.run(context.get()), LL_ERROR_INVALID_ARGUMENT, {"row_entropy: given", "LL_ENTROPY"}));
+  s.arguments.row_entropy = nullptr;
+  s.problem.inputs = LL_ROW_WEIGHT;
+  EXPECT_TRUE(refused(s.run(context.get()), LL_ERROR_INVALID_ARGUMENT, {"row_weight: null", "LL_ROW_WEIGHT"}));
+  EXPECT_TRUE(s.untouched());
+}
+
+TEST(Options, ScaleTemperatureAndBiasAreThoseOfTheLogits) {
+  const ContextPointer context = make_context(LL_BACKEND_REFERENCE);
+  SmallProblem s;
+  std::vector<float> bias(SmallProblem::V), db(SmallProblem::V, kSentinel);
+  std::vector<double> z = s.exact_logits(), want_db(SmallProblem::V, 0.0);
+  for (std::size_t j = 0; j < bias.size(); ++j) bias[j] = 0.25f * static_cast<float>(j);
+  for (std::size_t n = 0; n < z.size(); ++n) z[n] = (z[n] + double{bias[n % bias.size()]}) * 3.0 / 2.0;
+  const ll_tensor bias_view = tensor(bias.data(), LL_F32, {SmallProblem::V});
+  const ll_tensor db_view = tensor(db.data(), LL_F32, {SmallProblem::V});
+  s.problem.bias_dtype = s.problem.grad_bias_dtype = LL_F32;
+  s.options.logit_scale = 3.0;
+  s.options.temperature = 2.0;
+  s.arguments.bias = &bias_view;
+  s.arguments.grad_bias = &db_view;
+  ASSERT_EQ(s.run(context.get()), LL_OK) << ll_last_error();
+  const Expected want(z, s.y, SmallProblem::V, 0.0, -100);
+  for (std::size_t n = 0; n < z.size(); ++n) want_db[n % bias.size()] += want.d[n] * 1.5;
+  expect_near(s.row_loss, want.row_loss, "row_loss");
+  expect_near(db, want_db, "grad_bias");
+}
+
+TEST(NextTokenTargets, EndAtSequences) {
+  std::vector<std::int64_t> ids = {5, 6, 7, 8, 9}, targets(5, 0), ends = {0, 2, 2, 5};
+  const ll_tensor from = tensor(ids.data(), LL_I64, {5}), to = tensor(targets.data(), LL_I64, {5}),
+                  cu = tensor(ends.data(), LL_I64, {4});
+  ASSERT_EQ(ll_next_token_targets(&from, nullptr, nullptr, -100, &to), LL_OK) << ll_last_error();
+  EXPECT_EQ(targets, (std::vector<std::int64_t>{6, 7, 8, 9, -100}));
+  ASSERT_EQ(ll_next_token_targets(&from, &cu, nullptr, -1, &to), LL_OK) << ll_last_error();
+  EXPECT_EQ(targets, (std::vector<std::int64_t>{6, -1, 8, 9, -1}));
+  ends[3] = 4;
+  EXPECT_TRUE(refused(ll_next_token_targets(&from, &cu, nullptr, -1, &to), LL_ERROR_INVALID_ARGUMENT,
+                      {"cu_seqlens[3]: 4", "number of ids, 5"}));
+}
+
+TEST(MergeStatistics, JoinsTheParts) {
+  const float none = -std::numeric_limits<float>::infinity();
+  std::vector<float> a = {1.0f, 2.0f, 0.5f, 0.0f}, b = {3.0f, 1.0f, none, 0.0f}, out(4, kSentinel);
+  const ll_tensor av = tensor(a.data(), LL_F32, {1, 4}), bv = tensor(b.data(), LL_F32, {1, 4}),
+                  to = tensor(out.data(), LL_F32, {1, 4});
+  const ll_tensor* parts[] = {&av, &bv};
+  ASSERT_EQ(ll_merge_statistics(parts, 2, &to), LL_OK) << ll_last_error();
+  EXPECT_EQ(out[0], 3.0f);
+  EXPECT_NEAR(static_cast<double>(out[1]), 1.0 + 2.0 * std::exp(-2.0), 1e-6);
+  EXPECT_EQ(out[2], 0.5f);
+}
+
+}  // namespace
+}  // namespace faces
