@@ -3,6 +3,7 @@
 // last two are views.hpp's.
 #include "capi/arguments.hpp"
 
+#include <cstddef>
 #include <initializer_list>
 #include <utility>
 
@@ -123,6 +124,8 @@ void check_outputs(const ll_arguments& a, const Problem& p) {
   allow_output("correct_rows", a.correct_rows, p.argmax, "LL_ARGMAX");
   allow_output("row_mean_logit", a.row_mean_logit, p.mean_logit, "LL_MEAN_LOGIT");
   allow_output("row_log_sum_p2", a.row_log_sum_p2, p.sum_p2, "LL_SUM_P2");
+  allow_output("filter_kept", a.filter_kept, p.loss.filter > 0.0, "filter");
+  allow_output("filter_variance", a.filter_variance, p.loss.filter > 0.0, "filter");
   if (!has_classes(p)) {
     constexpr const char* because = "rows have no class of their own without hard targets or a hard_share";
     forbid("row_logprob", a.row_logprob, because);
@@ -164,8 +167,9 @@ void check_presence(const ll_arguments& a, const Problem& p) {
 }
 
 ll_arguments default_arguments() {
-  ll_arguments arguments;
-  ll_arguments_init(&arguments);
+  ll_arguments arguments{};
+  arguments.size = sizeof arguments;
+  arguments.grad_loss = 1.0;
   return arguments;
 }
 
@@ -250,9 +254,13 @@ CheckedArguments checked_arguments(const ll_arguments* arguments, const Problem&
   out.kept_rows = a.kept_rows;
   out.bad_rows = a.bad_rows;
   out.correct_rows = a.correct_rows;
+  out.filter_kept = a.filter_kept;
+  out.filter_variance = a.filter_variance;
   regions.add("kept_rows", true, a.kept_rows, sizeof *a.kept_rows);
   regions.add("bad_rows", true, a.bad_rows, sizeof *a.bad_rows);
   regions.add("correct_rows", true, a.correct_rows, sizeof *a.correct_rows);
+  regions.add("filter_kept", true, a.filter_kept, sizeof *a.filter_kept);
+  regions.add("filter_variance", true, a.filter_variance, sizeof *a.filter_variance);
   regions.add("workspace", true, workspace, workspace_bytes);
   regions.check(p.in_place && same_view(o.z, o.dz));
   return out;
@@ -260,9 +268,13 @@ CheckedArguments checked_arguments(const ll_arguments* arguments, const Problem&
 
 }  // namespace logitless::capi
 
-void ll_arguments_init(ll_arguments* arguments) noexcept {
-  if (arguments == nullptr) return;
-  *arguments = ll_arguments{};
-  arguments->size = sizeof(ll_arguments);
-  arguments->grad_loss = 1.0;
+// The exported name fills what 0.1 had, as ll_options_init does.
+static_assert(offsetof(ll_arguments, bias) == 144);
+
+void(ll_arguments_init)(ll_arguments* arguments) noexcept {
+  ll_arguments_init_sized(arguments, offsetof(ll_arguments, bias));
+}
+
+void ll_arguments_init_sized(ll_arguments* arguments, size_t bytes) noexcept {
+  logitless::capi::write_struct(arguments, bytes, logitless::capi::default_arguments());
 }

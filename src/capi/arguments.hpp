@@ -15,6 +15,8 @@ struct CheckedArguments {
   std::int64_t* kept_rows = nullptr;
   std::int64_t* bad_rows = nullptr;
   std::int64_t* correct_rows = nullptr;
+  double* filter_kept = nullptr;
+  double* filter_variance = nullptr;
 };
 
 // Throws Failure; allocates only then. The workspace is checked by the caller but takes part in the overlap rule.

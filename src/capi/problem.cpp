@@ -4,6 +4,7 @@
 #include "capi/problem.hpp"
 
 #include <cmath>
+#include <cstddef>
 #include <initializer_list>
 
 #include "capi/structs.hpp"
@@ -427,6 +428,25 @@ void check_pairs(const ll_options& o, const contract::Problem& c) {
         "clear "
         "the bit");
   }
+  if (c.topk_log) {
+    constexpr const char* only = " with LL_TOPK_LOG, a divergence from a teacher and not a cross-entropy; ";
+    if (o.label_smoothing > 0.0) refuse("label_smoothing: " + number(o.label_smoothing) + only + "must be 0");
+    if (c.class_weight) refuse(std::string("inputs: LL_CLASS_WEIGHT") + only + "clear the bit");
+    if (loss.distillation.hard_share > 0.0 && loss.distillation.tau != 1.0) {
+      refuse("hard_share: " + number(loss.distillation.hard_share) + " with LL_TOPK_LOG and distill_temperature " +
+             number(loss.distillation.tau) +
+             "; these are two softmaxes: must be 0 (and a second call for the cross-entropy), or "
+             "distill_temperature 1, or targets LL_TARGETS_TEACHER");
+    }
+  }
+  if (c.distils() && c.entropy_gradient) {
+    refuse("inputs: LL_ENTROPY_GRADIENT with targets LL_TARGETS_TEACHER, which offer none; clear the bit");
+  }
+  if (loss.filter > 0.0 && (c.distils() || c.is_part())) {
+    refuse("filter: " + number(loss.filter) + " with " +
+           (c.distils() ? "targets LL_TARGETS_TEACHER" : "total_vocab, a part of a vocabulary") +
+           ", which offer none; must be 0");
+  }
   if (loss.targets != contract::Targets::hard && c.restricts()) {
     refuse(std::string("inputs: ") + (c.keep_mask ? "LL_KEEP_MASK" : "LL_LOGIT_FLOOR") + " with targets " +
            name_of_targets(loss.targets) + "; a dropped class may have a target's mass: must be LL_TARGETS_HARD");
@@ -453,15 +473,62 @@ void check_pairs(const ll_options& o, const contract::Problem& c) {
 }
 
 ll_problem default_problem() {
-  ll_problem problem;
-  ll_problem_init(&problem);
-  return problem;
+  return ll_problem{.size = sizeof(ll_problem),
+                    .kind = LL_LINEAR,
+                    .call = LL_FORWARD_BACKWARD,
+                    .rows = 0,
+                    .hidden = 0,
+                    .vocab = 0,
+                    .hidden_dtype = LL_NONE,
+                    .weight_dtype = LL_NONE,
+                    .logits_dtype = LL_NONE,
+                    .grad_hidden_dtype = LL_NONE,
+                    .grad_weight_dtype = LL_NONE,
+                    .grad_logits_dtype = LL_NONE,
+                    .flags = 0,
+                    .memory_budget = 0,
+                    .bias_dtype = LL_NONE,
+                    .soft_dtype = LL_NONE,
+                    .teacher_hidden_dtype = LL_NONE,
+                    .teacher_weight_dtype = LL_NONE,
+                    .teacher_bias_dtype = LL_NONE,
+                    .grad_bias_dtype = LL_NONE,
+                    .topk = 0,
+                    .teacher_hidden = 0,
+                    .first_column = 0,
+                    .total_vocab = 0,
+                    .inputs = 0,
+                    .outputs = 0};
 }
 
 ll_options default_options() {
-  ll_options options;
-  ll_options_init(&options);
-  return options;
+  return ll_options{.size = sizeof(ll_options),
+                    .reduction = LL_MEAN,
+                    .smoothing = LL_SMOOTHING_UNIFORM,
+                    .label_smoothing = 0.0,
+                    .ignore_index = -100,
+                    .normalizer = 0.0,
+                    .on_empty = LL_EMPTY_ERROR,
+                    .reserved = 0,
+                    .logit_scale = 1.0,
+                    .softcap = 0.0,
+                    .temperature = 1.0,
+                    .z_loss = 0.0,
+                    .targets = LL_TARGETS_HARD,
+                    .rest = LL_REST_DROPPED,
+                    .rule = 0,
+                    .divergence = LL_FORWARD_KL,
+                    .clip_low = 0.2,
+                    .clip_high = 0.2,
+                    .kl_coef = 0.0,
+                    .entropy_coef = 0.0,
+                    .beta = 0.5,
+                    .distill_temperature = 1.0,
+                    .hard_share = 0.0,
+                    .temperature_squared = 0,
+                    .reserved2 = 0,
+                    .filter = 0.0,
+                    .filter_seed = 0};
 }
 
 }  // namespace
@@ -506,13 +573,17 @@ contract::Problem checked_problem(const ll_problem* problem, const ll_options* o
   } else if (p.grad_bias_dtype != LL_NONE) {
     check_absent("grad_bias_dtype", p.grad_bias_dtype, "there is no bias, bias_dtype is LL_NONE");
   }
+  if (!linear && p.grad_bias_dtype != LL_NONE) {
+    refuse("grad_bias_dtype: " + dtype_text(p.grad_bias_dtype) +
+           " with kind LL_LOGITS, where db is the sum of grad_logits over rows; must be "
+           "LL_NONE (0): sum grad_logits");
+  }
   checked.db = gradient_dtype("grad_bias_dtype", p.grad_bias_dtype, "bias_dtype", p.bias_dtype, p.call);
   if (p.call != LL_FORWARD && !checked.wants_gradient()) {
-    refuse(
-        std::string("call: ") + (p.call == LL_BACKWARD ? "LL_BACKWARD" : "LL_FORWARD_BACKWARD") +
-        " without a gradient; name " +
-        (linear ? "grad_hidden_dtype, grad_weight_dtype or grad_bias_dtype" : "grad_logits_dtype or grad_bias_dtype") +
-        (p.call == LL_BACKWARD ? "" : ", or call LL_FORWARD"));
+    refuse(std::string("call: ") + (p.call == LL_BACKWARD ? "LL_BACKWARD" : "LL_FORWARD_BACKWARD") +
+           " without a gradient; name " +
+           (linear ? "grad_hidden_dtype, grad_weight_dtype or grad_bias_dtype" : "grad_logits_dtype") +
+           (p.call == LL_BACKWARD ? "" : ", or call LL_FORWARD"));
   }
 
   // The widest dtype that may stand at each place: logits and sums are fp32 or wider, whatever the inputs are.
@@ -539,63 +610,22 @@ contract::Problem checked_problem(const ll_problem* problem, const ll_options* o
 
 }  // namespace logitless::capi
 
-void ll_options_init(ll_options* options) noexcept {
-  if (options == nullptr) return;
-  *options = ll_options{.size = sizeof(ll_options),
-                        .reduction = LL_MEAN,
-                        .smoothing = LL_SMOOTHING_UNIFORM,
-                        .label_smoothing = 0.0,
-                        .ignore_index = -100,
-                        .normalizer = 0.0,
-                        .on_empty = LL_EMPTY_ERROR,
-                        .reserved = 0,
-                        .logit_scale = 1.0,
-                        .softcap = 0.0,
-                        .temperature = 1.0,
-                        .z_loss = 0.0,
-                        .targets = LL_TARGETS_HARD,
-                        .rest = LL_REST_DROPPED,
-                        .rule = 0,
-                        .divergence = LL_FORWARD_KL,
-                        .clip_low = 0.2,
-                        .clip_high = 0.2,
-                        .kl_coef = 0.0,
-                        .entropy_coef = 0.0,
-                        .beta = 0.5,
-                        .distill_temperature = 1.0,
-                        .hard_share = 0.0,
-                        .temperature_squared = 0,
-                        .reserved2 = 0,
-                        .filter = 0.0,
-                        .filter_seed = 0};
+// The exported names fill what 0.1 had: programs built then have structs that end there. The header's macros of these
+// names give the caller's size.
+static_assert(offsetof(ll_options, logit_scale) == 48 && offsetof(ll_problem, bias_dtype) == 80);
+
+void(ll_options_init)(ll_options* options) noexcept {
+  ll_options_init_sized(options, offsetof(ll_options, logit_scale));
 }
 
-void ll_problem_init(ll_problem* problem) noexcept {
-  if (problem == nullptr) return;
-  *problem = ll_problem{.size = sizeof(ll_problem),
-                        .kind = LL_LINEAR,
-                        .call = LL_FORWARD_BACKWARD,
-                        .rows = 0,
-                        .hidden = 0,
-                        .vocab = 0,
-                        .hidden_dtype = LL_NONE,
-                        .weight_dtype = LL_NONE,
-                        .logits_dtype = LL_NONE,
-                        .grad_hidden_dtype = LL_NONE,
-                        .grad_weight_dtype = LL_NONE,
-                        .grad_logits_dtype = LL_NONE,
-                        .flags = 0,
-                        .memory_budget = 0,
-                        .bias_dtype = LL_NONE,
-                        .soft_dtype = LL_NONE,
-                        .teacher_hidden_dtype = LL_NONE,
-                        .teacher_weight_dtype = LL_NONE,
-                        .teacher_bias_dtype = LL_NONE,
-                        .grad_bias_dtype = LL_NONE,
-                        .topk = 0,
-                        .teacher_hidden = 0,
-                        .first_column = 0,
-                        .total_vocab = 0,
-                        .inputs = 0,
-                        .outputs = 0};
+void ll_options_init_sized(ll_options* options, size_t bytes) noexcept {
+  logitless::capi::write_struct(options, bytes, logitless::capi::default_options());
+}
+
+void(ll_problem_init)(ll_problem* problem) noexcept {
+  ll_problem_init_sized(problem, offsetof(ll_problem, bias_dtype));
+}
+
+void ll_problem_init_sized(ll_problem* problem, size_t bytes) noexcept {
+  logitless::capi::write_struct(problem, bytes, logitless::capi::default_problem());
 }

@@ -73,6 +73,8 @@ ll_status run(contract::Call call, ll_plan* plan, const ll_arguments* arguments,
     if (checked.kept_rows != nullptr) *checked.kept_rows = outcome.kept;
     if (checked.bad_rows != nullptr) *checked.bad_rows = outcome.bad;
     if (checked.correct_rows != nullptr) *checked.correct_rows = outcome.correct;
+    if (checked.filter_kept != nullptr) *checked.filter_kept = outcome.filter_kept;
+    if (checked.filter_variance != nullptr) *checked.filter_variance = outcome.filter_variance;
   });
 }
 

@@ -1,7 +1,9 @@
 // Structs of the C ABI only grow at their end. read_struct copies what the caller's version has and leaves the defaults
 // in the rest; a newer caller's unknown tail must be zero, which every new field will take to mean "as before".
+// write_struct fills no more than the caller's version has.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -38,6 +40,19 @@ Struct read_struct(const Struct* given, const char* name, const char* type, Stru
   Struct result = defaults;
   std::memcpy(&result, given, size);
   return result;
+}
+
+// The defaults into a caller's struct of `bytes` bytes: an older one gets its own fields alone, since beyond them lies
+// whatever the caller put there, and a newer one gets zeros in what this version does not know.
+template <class Struct>
+void write_struct(Struct* out, std::size_t bytes, const Struct& defaults) {
+  const std::uint64_t size = bytes;
+  if (out == nullptr || bytes < sizeof size) return;
+  const std::size_t known = std::min(bytes, sizeof(Struct));
+  auto* const to = reinterpret_cast<unsigned char*>(out);
+  std::memcpy(to, &defaults, known);
+  std::memset(to + known, 0, bytes - known);
+  std::memcpy(to, &size, sizeof size);
 }
 
 }  // namespace logitless::capi

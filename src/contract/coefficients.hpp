@@ -4,7 +4,8 @@
 //   loss = h nll + c (n log s - k) + lambda lse^2, h the weight of the target alone, c kappa_j that of each class:
 //     hard targets     h = (1 - alpha) w_y, c = alpha / V, kappa = w           (label smoothing, uniform convention)
 //     soft, top-k      h = 0, c = 1, kappa = the row's target distribution
-//   D_j = a p_j - b [j = y] - c kappa_j - e p_j (log p_j + H), with D_y formed from q = 1 - p_y = r / s, then times dz/dz0.
+//   D_j = a p_j - b [j = y] - c kappa_j - e p_j (log p_j + H), with D_y formed from q = 1 - p_y = r / s, then times
+//   dz/dz0.
 // O(1) a row; host and device; F is float or double.
 #pragma once
 
@@ -16,16 +17,16 @@ inline namespace LL_ISA {
 
 template <class F>
 struct RowResult {
-  F m;          // reference
-  F log_s;      // log of s = sum_j exp(z_j - m)
-  F inv_s;      // 1 / s
-  F q;          // 1 - p_y
-  F nll;        // -log p_y
-  F k, n;       // sum of kappa_j (z_j - m), sum of kappa_j
-  F mean_gap;   // sum_j p_j (z_j - m) = T / s
-  F log_p2;     // log sum_j p_j^2
-  F u, c;       // sum of (z_j - m) over the kept classes, their number
-  bool bad;     // all -inf, or a +inf or NaN somewhere: the row has no distribution
+  F m;         // reference
+  F log_s;     // log of s = sum_j exp(z_j - m)
+  F inv_s;     // 1 / s
+  F q;         // 1 - p_y
+  F nll;       // -log p_y
+  F k, n;      // sum of kappa_j (z_j - m), sum of kappa_j
+  F mean_gap;  // sum_j p_j (z_j - m) = T / s
+  F log_p2;    // log sum_j p_j^2
+  F u, c;      // sum of (z_j - m) over the kept classes, their number
+  bool bad;    // all -inf, or a +inf or NaN somewhere: the row has no distribution
 
   LL_HD F lse() const { return LL_MUTATE(22, m + log_s, m); }
   // H = log s - T / s; a row of one class has 0, never -0 or a rounding below it.
@@ -59,7 +60,7 @@ LL_HD inline RowResult<F> finish(RowStatistics<F> a, F z_y, bool has_target = tr
     out.m = out.log_s = out.inv_s = out.q = out.nll = out.mean_gap = out.log_p2 = nan;
     return out;
   }
-  out.log_s = LL_MUTATE(6, e_y == F(1), false) ? log1p(a.r) : log(s);
+  out.log_s = e_y == F(1) ? log1p(a.r) : log(s);
   out.inv_s = LL_MUTATE(7, F(1), F(1.01)) / s;
   out.q = LL_MUTATE(8, a.r / s, F(1) - e_y);
   F const far = LL_MUTATE(9, -gap + out.log_s, out.log_s);
@@ -76,7 +77,8 @@ struct RowWeights {
   F hard, spread, z_loss;
 };
 
-// Hard targets: alpha in the uniform convention over `classes` (V, or those that a mask keeps), w_y the target's weight.
+// Hard targets: alpha in the uniform convention over `classes` (V, or those that a mask keeps), w_y the target's
+// weight.
 template <class F>
 LL_HD inline RowWeights<F> hard_weights(F alpha, F classes, F w_y, F z_loss) {
   F const hard = alpha == F(1) ? F(0) : LL_MUTATE(11, F(1) - alpha, F(1)) * LL_MUTATE(33, w_y, F(1));
@@ -157,7 +159,8 @@ struct RuleResult {
   F loss, d_logprob, d_entropy;
 };
 template <class F>
-LL_HD inline RuleResult<F> policy_rule(Policy const& p, F old_logprob, F advantage, F ref_logprob, F logprob, F entropy) {
+LL_HD inline RuleResult<F> policy_rule(Policy const& p, F old_logprob, F advantage, F ref_logprob, F logprob,
+                                       F entropy) {
   using std::exp;
   F const ratio = exp(logprob - old_logprob);
   F const low = F(1) - F(p.clip_low), high = F(1) + F(p.clip_high);

@@ -117,8 +117,8 @@ LL_HD inline float maximum(float a, float b) { return a > b ? a : b; }
 LL_HD inline double if_equal(double a, double b, double equal, double other) { return a == b ? equal : other; }
 LL_HD inline float if_equal(float a, float b, float equal, float other) { return a == b ? equal : other; }
 
-// A hash of (seed, row, column) as a uniform number in [0, 1): 24 bits of two rounds of a 64-bit finaliser (MurmurHash3's
-// constants). The same numbers on every backend, whatever the tiles and threads.
+// A hash of (seed, row, column) as a uniform number in [0, 1): 24 bits of two rounds of a 64-bit finaliser
+// (MurmurHash3's constants). The same numbers on every backend, whatever the tiles and threads.
 LL_HD inline float uniform_of(std::uint64_t seed, std::uint64_t row, std::uint64_t column) {
   std::uint64_t h = seed ^ (row * 0x9e3779b97f4a7c15ULL);
   for (int round = 0; round < 2; ++round) {

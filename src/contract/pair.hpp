@@ -81,8 +81,9 @@ LL_HD inline F reverse_element(F p, F log_ratio, F k) {
 }
 template <class F>
 LL_HD inline F jsd_element(F p, F q, F beta, F k) {
-  return p > F(0) ? (F(1) - beta) * p * LL_MUTATE(54, mixed_log_ratio(p, p, q, beta) - k, mixed_log_ratio(p, p, q, beta))
-                  : F(0);
+  return p > F(0)
+             ? (F(1) - beta) * p * LL_MUTATE(54, mixed_log_ratio(p, p, q, beta) - k, mixed_log_ratio(p, p, q, beta))
+             : F(0);
 }
 
 }  // namespace LL_ISA

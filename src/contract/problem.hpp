@@ -47,24 +47,25 @@ enum class OnEmpty : std::int32_t { error = 1, nan = 2, zero = 3 };
 
 // What a row is compared with.
 enum class Targets : std::int32_t {
-  hard = 1,  // y [R]
-  soft = 2,  // probabilities [R,V]
-  topk = 3,  // ids and probabilities [R,k]
+  hard = 1,     // y [R]
+  soft = 2,     // probabilities [R,V]
+  topk = 3,     // ids and probabilities [R,k]
   teacher = 4,  // the softmax of a second head
 };
 // Mass that top-k targets do not give to a class.
 enum class Rest : std::int32_t { dropped = 1, renormalised = 2, spread = 3 };
 enum class Divergence : std::int32_t { forward_kl = 1, reverse_kl = 2, jsd = 3 };
 
-// A row rule between the passes: row loss = -min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) + kl_coef K - entropy_coef
-// H, with w = exp(log p_y - old), A the advantage, K = exp(ref - log p_y) - (ref - log p_y) - 1 (PPO, GRPO).
+// A row rule between the passes: row loss = -min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) + kl_coef K -
+// entropy_coef H, with w = exp(log p_y - old), A the advantage, K = exp(ref - log p_y) - (ref - log p_y) - 1 (PPO,
+// GRPO).
 struct Policy {
   bool on = false;
   double clip_low = 0.2, clip_high = 0.2, kl_coef = 0.0, entropy_coef = 0.0;
 };
 
-// Distillation: row loss = hard_share CE(y) + (1 - hard_share) (square ? tau^2 : 1) KD(z / tau, u / tau), u the teacher's
-// logits. jsd: beta KL(q | mix) + (1 - beta) KL(p | mix), mix = beta q + (1 - beta) p.
+// Distillation: row loss = hard_share CE(y) + (1 - hard_share) (square ? tau^2 : 1) KD(z / tau, u / tau), u the
+// teacher's logits. jsd: beta KL(q | mix) + (1 - beta) KL(p | mix), mix = beta q + (1 - beta) p.
 struct Distillation {
   Divergence divergence = Divergence::forward_kl;
   double beta = 0.5, tau = 1.0, hard_share = 0.0;
@@ -137,16 +138,14 @@ struct Problem {
     return loss.targets == Targets::soft || loss.targets == Targets::topk || (loss.smoothing > 0 && restricts());
   }
   // The entropy of a row is needed, by the loss or by an output.
-  bool wants_entropy() const {
-    return entropy || entropy_gradient || loss.policy.entropy_coef != 0.0;
-  }
+  bool wants_entropy() const { return entropy || entropy_gradient || loss.policy.entropy_coef != 0.0; }
   // D is formed from z itself, element by element, and not from exponentials times a number of the row.
   bool needs_logits() const {
     return loss.softcap > 0 || row_kappa() || entropy_gradient || loss.policy.entropy_coef != 0.0 || loss.filter > 0 ||
            distils();
   }
-  // Columns of the saved statistics: m, r, z_y, k; then t, n and two more; and with a teacher four more, where these mean
-  // something.
+  // Columns of the saved statistics: m, r, z_y, k; then t, n and two more; and with a teacher four more, where these
+  // mean something.
   int statistics() const {
     if (distils()) return 12;
     return wants_entropy() || class_weight || row_kappa() || is_part() ? 8 : 4;

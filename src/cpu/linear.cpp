@@ -307,12 +307,13 @@ class LinearRun {
           if (options_.shapes()) options_.shape(z, columns, j0, index_[row0_ + i], mine ? y : -1);
           if (out != nullptr && options_.needs_logits()) rows_.store(z, columns, 1.0F, out, plan_.e_dtype);
           if (p_.distils()) {
-            PairNumbers const pair = rows_.pair_leaf(z, s.teacher_tile + (i - r) * leaf_columns, columns, inverse_tau());
+            PairNumbers const pair =
+                rows_.pair_leaf(z, s.teacher_tile + (i - r) * leaf_columns, columns, inverse_tau());
             float const values[8] = {pair.ms, pair.ss, pair.ts, pair.cs, pair.mt, pair.st, pair.tt, pair.ct};
             for (int n = 0; n < 8; ++n) *pair_entry(n, leaf, i) = values[n];
           }
-          float const m = repair ? rows_.leaf(z, columns, mine ? y : -1, false).m
-                                 : take_leaf(z, columns, mine ? y : -1, leaf, i);
+          float const m =
+              repair ? rows_.leaf(z, columns, mine ? y : -1, false).m : take_leaf(z, columns, mine ? y : -1, leaf, i);
           if (out != nullptr && !options_.needs_logits())
             rows_.store(z, columns, store_factor(m, reference_[i]), out, plan_.e_dtype);
         }
@@ -361,12 +362,13 @@ class LinearRun {
         auto sum = contract::PairStatistics<double>::identity();
         for (std::int64_t leaf = 0; leaf < leaves_; ++leaf) {
           auto const at = [&](int number) { return static_cast<double>(*pair_entry(number, leaf, i)); };
-          sum = contract::merge(sum, contract::PairStatistics<double>{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)});
+          sum = contract::merge(
+              sum, contract::PairStatistics<double>{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)});
         }
         PairOutcome& out = pairs_[i];
         out = {};
         out.result = contract::finish(sum);
-        out.k = out.result.reverse;
+        if (p_.loss.distillation.divergence == contract::Divergence::reverse_kl) out.k = out.result.reverse;
         pair_rows_[i] = options_.pair_row(index_[row0_ + i], out, reducer_);
       }
     });
@@ -376,15 +378,16 @@ class LinearRun {
       std::int64_t const leaf = task / groups, r0 = task % groups * per_task, j0 = leaf * leaf_columns;
       std::int64_t const columns = std::min(leaf_columns, p_.vocab - j0);
       Scratch s(*this, true);
-      leaf_logits(s, leaf, r0, std::min(n_, r0 + per_task), [](std::int64_t, std::int64_t) {},
-                  [&](std::int64_t r, std::int64_t rows) {
-                    for (std::int64_t i = r; i < r + rows; ++i) {
-                      float* const z = s.tile + (i - r) * leaf_columns;
-                      if (options_.shapes()) options_.shape(z, columns, j0, index_[row0_ + i], -1);
-                      rows_.pair_mixture(z, s.teacher_tile + (i - r) * leaf_columns, columns, pair_rows_[i],
-                                         pair_entry(0, leaf, i), pair_entry(1, leaf, i));
-                    }
-                  });
+      leaf_logits(
+          s, leaf, r0, std::min(n_, r0 + per_task), [](std::int64_t, std::int64_t) {},
+          [&](std::int64_t r, std::int64_t rows) {
+            for (std::int64_t i = r; i < r + rows; ++i) {
+              float* const z = s.tile + (i - r) * leaf_columns;
+              if (options_.shapes()) options_.shape(z, columns, j0, index_[row0_ + i], -1);
+              rows_.pair_mixture(z, s.teacher_tile + (i - r) * leaf_columns, columns, pair_rows_[i],
+                                 pair_entry(0, leaf, i), pair_entry(1, leaf, i));
+            }
+          });
     });
     for (std::int64_t i = 0; i < n_; ++i) {
       for (std::int64_t leaf = 0; leaf < leaves_; ++leaf) {
@@ -505,8 +508,8 @@ class LinearRun {
     std::int64_t const groups = ceil_div(p_.hidden, leaf_columns);
     parallel(executor_, groups, [&](std::int64_t g) {
       std::int64_t const h0 = g * leaf_columns, columns = std::min(leaf_columns, p_.hidden - h0);
-      product_.pack_b_cols(x_source(), 0, n_, h0, columns, raw() ? scale_ : nullptr,
-                           bad_in_chunk_ ? bad_ : nullptr, x_columns_ + h0 * chunk_steps() * segment_bytes);
+      product_.pack_b_cols(x_source(), 0, n_, h0, columns, raw() ? scale_ : nullptr, bad_in_chunk_ ? bad_ : nullptr,
+                           x_columns_ + h0 * chunk_steps() * segment_bytes);
       if (!smoothing_corrections()) return;
       std::fill(x_sum_ + h0, x_sum_ + h0 + columns, 0.0F);
       for (std::int64_t i = 0; i < n_; ++i)
@@ -560,7 +563,7 @@ class LinearRun {
             float z[leaf_columns];
             if (p_.distils()) std::memcpy(z, d, static_cast<std::size_t>(columns) * sizeof(float));
             make_row_from_logits(d, columns, b0 + j, i, mine ? y : -1);
-            if (p_.distils())
+            if (p_.distils() && pair_rows_[i].g != 0.0F)
               rows_.pair_gradient(z, s.teacher_tile + (i - r) * leaf_columns, columns, pair_rows_[i], d);
             continue;
           }
@@ -619,7 +622,8 @@ class LinearRun {
     if (by.filter > 0.0F) {
       std::atomic_ref<std::int64_t>(filter_left_).fetch_add(left, std::memory_order_relaxed);
       // Fixed point, so that the sum does not depend on the order of threads.
-      std::atomic_ref<std::int64_t>(filter_units_).fetch_add(static_cast<std::int64_t>(variance * 0x1p40), std::memory_order_relaxed);
+      std::atomic_ref<std::int64_t>(filter_units_)
+          .fetch_add(static_cast<std::int64_t>(variance * 0x1p40), std::memory_order_relaxed);
     }
     if (y >= 0) z[y] = (at_target_[i] - (by.kappa != nullptr ? c_[i] * by.kappa[y] : 0.0F)) * slope_y_[i];
   }

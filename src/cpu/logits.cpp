@@ -196,27 +196,29 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
   plan::Buffer const* const leaves = plan.find("thread_leaves");  // none in backward
   plan::Buffer const* const row = plan.find("thread_row");
   std::int64_t filter_left = 0, filter_units = 0;
-  LogitsRun const run{plan,
-                      p,
-                      target.rows,
-                      executor,
-                      o,
-                      reducer,
-                      reinterpret_cast<float*>(buffer("thread_leaves")),
-                      leaves != nullptr ? leaves->shape[1] * leaves->shape[2] : 0,
-                      leaves != nullptr ? leaves->shape[2] : 0,
-                      reinterpret_cast<float*>(buffer("thread_row")),
-                      row != nullptr ? row->shape[1] : 0,
-                      reinterpret_cast<std::atomic<std::int64_t>*>(buffer("thread_slots")),
-                      reinterpret_cast<double*>(buffer("row_loss")),
-                      reinterpret_cast<std::int64_t*>(buffer("row_bad")),
-                      {p, o, target.rows,
-                       {reinterpret_cast<float*>(buffer("bias")), reinterpret_cast<float*>(buffer("class_weight")),
-                        reinterpret_cast<std::int64_t*>(buffer("topk_ids")),
-                        reinterpret_cast<float*>(buffer("topk_values")),
-                        reinterpret_cast<float*>(buffer("topk_other"))}},
-                      &filter_left,
-                      &filter_units};
+  LogitsRun const run{
+      plan,
+      p,
+      target.rows,
+      executor,
+      o,
+      reducer,
+      reinterpret_cast<float*>(buffer("thread_leaves")),
+      leaves != nullptr ? leaves->shape[1] * leaves->shape[2] : 0,
+      leaves != nullptr ? leaves->shape[2] : 0,
+      reinterpret_cast<float*>(buffer("thread_row")),
+      row != nullptr ? row->shape[1] : 0,
+      reinterpret_cast<std::atomic<std::int64_t>*>(buffer("thread_slots")),
+      reinterpret_cast<double*>(buffer("row_loss")),
+      reinterpret_cast<std::int64_t*>(buffer("row_bad")),
+      {p,
+       o,
+       target.rows,
+       {reinterpret_cast<float*>(buffer("bias")), reinterpret_cast<float*>(buffer("class_weight")),
+        reinterpret_cast<std::int64_t*>(buffer("topk_ids")), reinterpret_cast<float*>(buffer("topk_values")),
+        reinterpret_cast<float*>(buffer("topk_other"))}},
+      &filter_left,
+      &filter_units};
   if (std::string error = run.options.prepare(); !error.empty()) {
     *status = status_target;
     return error;

@@ -120,7 +120,7 @@ const float* RowOptions::gradient_kappa(float* buffer, std::int64_t n, std::int6
 }
 
 LeafWants RowOptions::wants(const float* kappa) const {
-  return {kappa,       weighs(),        p_.wants_entropy(), p_.sum_p2, p_.mean_logit || (restricts_ && weighs()),
+  return {kappa,      weighs(), p_.wants_entropy(), p_.sum_p2, p_.mean_logit || (restricts_ && weighs()),
           restricts_, p_.argmax};
 }
 
@@ -165,8 +165,9 @@ RowOutcome RowOptions::finish(std::int64_t i, std::int64_t y, const RowNumbers& 
   if (pair != nullptr) {
     w = contract::hard_weights(l.smoothing, classes, has_target_ ? target_weight(y) : 1.0, 0.0);
     w = {w.hard * l.distillation.hard_share, w.spread * l.distillation.hard_share, l.z_loss};
-    double const divergence = l.distillation.divergence == contract::Divergence::forward_kl   ? pair->result.forward
-                              : l.distillation.divergence == contract::Divergence::reverse_kl ? pair->result.reverse
+    double const divergence = l.distillation.divergence == contract::Divergence::forward_kl ? pair->result.forward
+                              : l.distillation.divergence == contract::Divergence::reverse_kl
+                                  ? pair->result.reverse
                                   : l.distillation.beta * pair->q_mixed + (1.0 - l.distillation.beta) * pair->p_mixed;
     constant = soft_share() * divergence;
   } else if (l.targets == Targets::hard) {

@@ -1,6 +1,6 @@
 // What the options make of one row, for both drivers: its logits transformed and restricted, the weights kappa of its
-// target distribution over a leaf, and the O(1) arithmetic from statistics to outputs and coefficients. Formulas are the
-// contract's; this only fetches operands.
+// target distribution over a leaf, and the O(1) arithmetic from statistics to outputs and coefficients. Formulas are
+// the contract's; this only fetches operands.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ class RowOptions {
  public:
   // Where things of the options lie in the workspace; null: not wanted.
   struct Buffers {
-    float *bias, *class_weight;  // [V]
-    std::int64_t* topk_ids;      // [R,k], ascending
+    float *bias, *class_weight;       // [V]
+    std::int64_t* topk_ids;           // [R,k], ascending
     float *topk_values, *topk_other;  // [R,k], [R]
   };
 
@@ -54,7 +54,8 @@ class RowOptions {
   bool has_target() const { return has_target_; }
   bool weighs() const { return p_.wants_kappa(); }
 
-  // z [n] raw logits of original row i, columns from j0 -> z after transforms and restrictions; y: target's column in it.
+  // z [n] raw logits of original row i, columns from j0 -> z after transforms and restrictions; y: target's column in
+  // it.
   void shape(float* z, std::int64_t n, std::int64_t j0, std::int64_t i, std::int64_t y) const {
     if (transforms_) {
       Transform by = transform_;

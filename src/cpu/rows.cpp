@@ -40,7 +40,8 @@ std::string reduce_rule(const contract::Problem& problem, const Operands& o, std
 std::string check_rows(const contract::Problem& problem, const Operands& o, std::int64_t* kept, Reducer* reducer,
                        int* status) {
   bool const hard = problem.loss.targets == contract::Targets::hard || problem.loss.distillation.hard_share > 0;
-  bool const weighed = problem.class_weight && problem.loss.targets == contract::Targets::hard && !problem.loss.policy.on;
+  bool const weighed =
+      problem.class_weight && problem.loss.targets == contract::Targets::hard && !problem.loss.policy.on;
   std::int64_t count = 0;
   double weight = 0.0;
   for (std::int64_t i = 0; i < problem.rows; ++i) {
@@ -73,8 +74,8 @@ void free_slots(std::atomic<std::int64_t>* flags, int slots) {
 }
 
 void put_ignored_row(const Operands& o, std::int64_t i) {
-  for (const View* view : {&o.row_loss, &o.row_lse, &o.row_logprob, &o.row_entropy, &o.row_zloss, &o.row_mean_logit,
-                           &o.row_log_sum_p2})
+  for (const View* view :
+       {&o.row_loss, &o.row_lse, &o.row_logprob, &o.row_entropy, &o.row_zloss, &o.row_mean_logit, &o.row_log_sum_p2})
     put_float(*view, i, 0.0);
   put_integer(o.row_argmax, i, -1);
   put_integer(o.row_correct, i, 0);

@@ -53,7 +53,9 @@ inline void put_integer(const View& v, std::int64_t i, std::int64_t x) {
 }
 
 // y of row i; 0 where there are no targets (all rows are kept then).
-inline std::int64_t target_or_none(const Operands& o, std::int64_t i) { return o.targets ? target_of(o.targets, i) : 0; }
+inline std::int64_t target_or_none(const Operands& o, std::int64_t i) {
+  return o.targets ? target_of(o.targets, i) : 0;
+}
 
 // The factor of the reduced loss, and whether there is nothing to reduce.
 struct Reducer {

@@ -46,10 +46,10 @@ struct Operands {
 struct Outcome {
   double loss = 0.0;  // mean or sum; with reduction none: 0
   std::int64_t kept = 0;
-  std::int64_t bad = 0;  // kept rows that are all -inf or hold +inf or NaN
-  std::int64_t correct = 0;     // kept rows whose target is the argmax, where argmax is asked for
-  double filter_kept = 1.0;     // share of the elements of D that a filter left as they are or made +-eps
-  double filter_variance = 0.0; // bound of the variance that it adds to an element of |a p|, summed over D
+  std::int64_t bad = 0;          // kept rows that are all -inf or hold +inf or NaN
+  std::int64_t correct = 0;      // kept rows whose target is the argmax, where argmax is asked for
+  double filter_kept = 1.0;      // share of the elements of D that a filter left as they are or made +-eps
+  double filter_variance = 0.0;  // bound of the variance that it adds to an element of |a p|, summed over D
 };
 
 }  // namespace logitless

@@ -77,7 +77,8 @@ bool teacher_in_bf16(const Problem& p, const Machine& m) {
   return m.bf16_products && p.teacher_x == DType::bf16 && p.teacher_w == DType::bf16;
 }
 
-// Where D needs the logits themselves, they are kept, in fp32. Exponentials take 16 bits beside 16-bit inputs of one type, else fp32.
+// Where D needs the logits themselves, they are kept, in fp32. Exponentials take 16 bits beside 16-bit inputs of one
+// type, else fp32.
 DType kept_dtype(const Problem& p) {
   if (p.needs_logits()) return DType::f32;
   return p.x == p.w && contract::is_half(p.x) ? p.x : DType::f32;
@@ -150,10 +151,12 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   if (p.distils()) {
     // A row's numbers of both heads are ten doubles, and ten words for the kernels.
     bool const half = teacher_in_bf16(p, m);
-    std::int64_t const size = half ? 2 : 4, unit = half ? 2 * m.k_step : m.k_step, deep = round_up(p.teacher_hidden, unit);
+    std::int64_t const size = half ? 2 : 4, unit = half ? 2 * m.k_step : m.k_step,
+                       deep = round_up(p.teacher_hidden, unit);
     std::int64_t const wide = half ? m.bf16_tile_columns : m.tile_columns, high = half ? m.bf16_tile_rows : m.tile_rows;
     out.add("teacher_panels", half ? DType::bf16 : DType::f32, round_up(chunk, high), deep, 1);
-    out.add("thread_teacher", DType::f32, m.threads, round_up(round_up(std::min(vocab, m.leaf), wide) * deep * size, 64) / 4, 1);
+    out.add("thread_teacher", DType::f32, m.threads,
+            round_up(round_up(std::min(vocab, m.leaf), wide) * deep * size, 64) / 4, 1);
     out.add("thread_teacher_tile", DType::f32, m.threads, tile_rows, m.leaf, m.threads * tile_rows * tile_tail);
     if (p.teacher_bias != DType::none) out.add("teacher_bias", DType::f32, vocab, 1, 1);
     if (forward) out.add("leaf_pair", DType::f32, 8, leaves, chunk);

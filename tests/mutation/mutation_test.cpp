@@ -1,5 +1,6 @@
 // Does the conformance suite notice? Built with LOGITLESS_MUTATIONS, the contract can break one formula at a time (each
 // LL_MUTATE in src/contract). With none broken a reduced suite passes on the scalar target; with any one it must fail.
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "support/check.hpp"
 #include "support/dials.hpp"
 #include "support/masked.hpp"
+#include "support/option_check.hpp"
 #include "support/targets.hpp"
 
 #if !defined(LOGITLESS_MUTATIONS)
@@ -52,6 +54,31 @@ std::string first_failure(const cpu::Target& target) {
     apply(one, backend);
     const std::string error = check_case(one.c, backend, nullptr);
     if (!error.empty()) return error;
+  }
+  // The options, each alone and in some mixtures.
+  ::testing::TestPartResultArray results;
+  const ::testing::ScopedFakeTestPartResultReporter collect(
+      ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ALL_THREADS, &results);
+  CpuBackend backend(target, executor);
+  std::uint64_t n = 0;
+  for (const Kind kind : {Kind::linear, Kind::logits})
+    for (const Judge& judge : kJudges)
+      for (unsigned option = 0; option <= kOptions; ++option) {
+        const unsigned options = option == kOptions ? 0 : 1u << option;
+        if (!makes_sense(kind, judge, options)) continue;
+        check_options(backend, kind, judge, options, kMixtures[0], ++n);
+        if (results.size() > 0) return results.GetTestPartResult(0).message();
+      }
+  check_filter(backend);
+  if (results.size() > 0) return results.GetTestPartResult(0).message();
+  Random random(32);
+  for (int done = 0; done < 60; ++n) {
+    const auto options = static_cast<unsigned>(random.uniform() * (1u << kOptions));
+    const Judge& judge = kJudges[static_cast<std::size_t>(random.uniform() * std::size(kJudges))];
+    if (!makes_sense(Kind::linear, judge, options)) continue;
+    ++done;
+    check_options(backend, Kind::linear, judge, options, kMixtures[0], n);
+    if (results.size() > 0) return results.GetTestPartResult(0).message();
   }
   return {};
 }

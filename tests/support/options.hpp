@@ -1,5 +1,5 @@
-// A problem with any options and its operands, in double: what the oracle's own tests and the conformance of the kernels
-// both draw their cases from.
+// A problem with any options and its operands, in double: what the oracle's own tests and the conformance of the
+// kernels both draw their cases from.
 #pragma once
 
 #include <cmath>

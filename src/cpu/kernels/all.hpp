@@ -14,8 +14,10 @@
 namespace logitless::cpu::LL_ISA {
 
 constexpr RowKernels row_kernels() {
-  return {leaf,       store,      decode,     recompute,    accumulate,      write,
-          add_source, merge_rows, logits_row, merge_leaves, logits_gradient, logits_gradient_again, transform, restrict_to, leaf_full, gradient, pair_leaf, pair_mixture, pair_gradient};
+  return {leaf,         store,       decode,     recompute,    accumulate,      write,
+          add_source,   merge_rows,  logits_row, merge_leaves, logits_gradient, logits_gradient_again,
+          transform,    restrict_to, leaf_full,  gradient,     pair_leaf,       pair_mixture,
+          pair_gradient};
 }
 
 // P: a register tile (FmaProduct, or the target's own for bf16).

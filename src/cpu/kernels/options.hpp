@@ -6,7 +6,8 @@
 namespace logitless::cpu::LL_ISA {
 
 inline void transform(float* z, std::int64_t n, const Transform& by) {
-  F32 const scale(by.scale * (by.cap > 0.0F ? by.inverse_cap : by.inverse_temperature)), out(by.cap * by.inverse_temperature);
+  F32 const scale(by.scale * (by.cap > 0.0F ? by.inverse_cap : by.inverse_temperature)),
+      out(by.cap * by.inverse_temperature);
   auto const each = [&](auto capped) {
     for_lanes(n, [&](std::int64_t i, int count) {
       F32 x = load_some(z + i, count);
@@ -124,9 +125,8 @@ inline std::int64_t filter(float* p, std::int64_t n, const GradientRow& row, dou
   for (std::int64_t j = 0; j < n; ++j) {
     if (j != row.exempt && p[j] < row.filter && p[j] > 0.0F) {
       bound += static_cast<double>(p[j]) * static_cast<double>(row.filter - p[j]);
-      p[j] = contract::filtered(
-          p[j], row.filter,
-          contract::uniform_of(row.seed, row.row, static_cast<std::uint64_t>(row.column0 + j)));
+      p[j] = contract::filtered(p[j], row.filter,
+                                contract::uniform_of(row.seed, row.row, static_cast<std::uint64_t>(row.column0 + j)));
     }
     left += p[j] != 0.0F ? 1 : 0;
   }

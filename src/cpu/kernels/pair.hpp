@@ -18,7 +18,8 @@ inline PairNumbers pair_leaf(const float* z, const float* u, std::int64_t n, flo
   F32 const ms(reference_of(out.ms)), mt(reference_of(out.mt));
   F32 ss(0.0F), ts = ss, cs = ss, st = ss, tt = ss, ct = ss;
   for_lanes(n, [&](std::int64_t i, int count) {
-    F32 const gap_s = load_some(z + i, count, -INFINITY) * by - ms, gap_t = load_some(u + i, count, -INFINITY) * by - mt;
+    F32 const gap_s = load_some(z + i, count, -INFINITY) * by - ms,
+              gap_t = load_some(u + i, count, -INFINITY) * by - mt;
     F32 const es = exp2_of(gap_s * F32(contract::log2e<float>())), et = exp2_of(gap_t * F32(contract::log2e<float>()));
     ss = ss + es;
     ts = ts + weighted(es, gap_s);

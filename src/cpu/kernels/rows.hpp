@@ -178,8 +178,14 @@ inline void merge_rows_of(const LeafArrays& in, std::int64_t leaves, std::int64_
   auto entry = [&](std::int64_t l) { return scratch + l * fields * lanes; };
   auto load = [&](std::int64_t l) {
     const float* e = entry(l);
-    VectorStatistics s{F32::load(e), F32::load(e + lanes), F32::load(e + 2 * lanes), F32::load(e + 3 * lanes),
-                       F32(0.0F),    F32(0.0F),            F32(0.0F),                F32(0.0F)};
+    VectorStatistics s{F32::load(e),
+                       F32::load(e + lanes),
+                       F32::load(e + 2 * lanes),
+                       F32::load(e + 3 * lanes),
+                       F32(0.0F),
+                       F32(0.0F),
+                       F32(0.0F),
+                       F32(0.0F)};
     if constexpr (fields == 8) {
       s.t = F32::load(e + 4 * lanes);
       s.g = F32::load(e + 5 * lanes);
@@ -208,8 +214,9 @@ inline void merge_rows_of(const LeafArrays& in, std::int64_t leaves, std::int64_
       auto at = [&](const float* array) {
         return array != nullptr ? load_some(array + l * stride + i, count) : F32(0.0F);
       };
-      VectorStatistics s{at(in.m), at(in.r), at(in.k), in.n != nullptr ? at(in.n) : F32(in.k != nullptr ? columns : 0.0F),
-                         at(in.t), at(in.g), at(in.u), at(in.c)};
+      VectorStatistics s{
+          at(in.m), at(in.r), at(in.k), in.n != nullptr ? at(in.n) : F32(in.k != nullptr ? columns : 0.0F),
+          at(in.t), at(in.g), at(in.u), at(in.c)};
       save(l, s);
     }
     for (std::int64_t n = leaves; n > 1; n = (n + 1) / 2) {
