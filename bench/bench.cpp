@@ -44,8 +44,8 @@ std::vector<DType> dtypes_of(const std::string& list) {
 
 void check(const BenchRequest& request) {
   bool known = false;
-  for (const char* suite : {"ceilings", "linear", "logits", "error", "all"}) known = known || request.suite == suite;
-  if (!known) refuse("suite: " + request.suite + "; must be ceilings, linear, logits, error or all");
+  for (const char* suite : {"ceilings", "linear", "logits", "options", "error", "all"}) known = known || request.suite == suite;
+  if (!known) refuse("suite: " + request.suite + "; must be ceilings, linear, logits, options, error or all");
   (void)dtypes_of(request.dtype);
   if (request.data != "trained" && request.data != "random") {
     refuse("data: " + request.data + "; must be trained or random");
@@ -206,6 +206,9 @@ int run_bench(const BenchRequest& request) {
   }
   if (wanted("logits")) {
     for (const DType dtype : session.dtypes({DType::f32, DType::bf16})) run_logits(session, dtype);
+  }
+  if (wanted("options")) {
+    for (const DType dtype : session.dtypes({DType::f32, DType::bf16})) run_options(session, dtype);
   }
   if (wanted("error")) {
     for (const DType dtype : session.dtypes({DType::bf16})) run_error(session, dtype);

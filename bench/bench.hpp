@@ -11,7 +11,7 @@
 namespace logitless::bench {
 
 struct BenchRequest {
-  // ceilings: the machine alone. linear, logits: speed. error: gradient errors against double, ours over the plain
+  // ceilings: the machine alone. linear, logits, options: speed. error: gradient errors against double, ours over the plain
   // low-precision pipeline's. all: everything.
   std::string suite = "linear";
   std::int64_t rows = 2048, hidden = 2048, vocab = 32768;  // R, H, V; hidden is not used by logits

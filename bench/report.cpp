@@ -179,7 +179,7 @@ std::string report_text(const Session& s) {
     for (const auto& [key, value] : table.facts.items()) {
       out += ' ' + key + ' ' + (value.is_string() ? value.get<std::string>() : value.dump());
     }
-    const bool linear = table.suite == "linear";
+    const bool linear = table.suite != "logits";
     out += format("\n%-44s %9s %9s %8s %10s %10s %9s\n", "", "ms", linear ? "GFLOP/s" : "GB/s", "ceiling", "ratio",
                   "workspace", "loss");
     int number = 0;

@@ -79,6 +79,7 @@ std::vector<Row> measure(std::vector<Entry> entries, const std::function<void()>
 
 void run_linear(Session& session, DType dtype);
 void run_logits(Session& session, DType dtype);
+void run_options(Session& session, DType dtype);
 void run_error(Session& session, DType dtype);
 
 nlohmann::ordered_json report_json(const Session& session);

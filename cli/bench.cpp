@@ -36,7 +36,7 @@ void add_bench(CLI::App& root, Action& action) {
   CLI::App& app =
       *root.add_subcommand("bench", "The machine's ceilings, what is reached of them, the unfused baseline");
   auto const r = std::make_shared<bench::BenchRequest>();
-  add_choice(app, "--suite", "(linear)", r->suite, names({"ceilings", "linear", "logits", "error", "all"}));
+  add_choice(app, "--suite", "(linear)", r->suite, names({"ceilings", "linear", "logits", "options", "error", "all"}));
   add_integer(app, "--rows", "R (2048)", r->rows, 1);
   add_integer(app, "--hidden", "H (2048)", r->hidden, 1);
   add_integer(app, "--vocab", "V (32768)", r->vocab, 1);

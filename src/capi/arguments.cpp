@@ -179,6 +179,9 @@ bool same_view(const View& a, const View& b) {
 
 }  // namespace
 
+// Every field may be a pointer, and the size stands for the workspace.
+static_assert(sizeof(ll_arguments) / sizeof(void*) <= Regions::kMost);
+
 CheckedArguments checked_arguments(const ll_arguments* arguments, const Problem& p, const void* workspace,
                                    std::size_t workspace_bytes) {
   const ll_arguments a = read_struct(arguments, "arguments", "ll_arguments", default_arguments());

@@ -26,13 +26,15 @@ struct Region {
 
 class Regions {
  public:
+  static constexpr std::size_t kMost = 48;  // ll_arguments has fewer pointers, and a workspace
+
   void add(const Region& region) { list_[count_++] = region; }
   void add(const char* name, bool output, const void* data, std::size_t bytes);
   // `in_place`: grad_logits is known to be the logits, element for element.
   void check(bool in_place) const;
 
  private:
-  std::array<Region, 48> list_{};  // more than ll_arguments has pointers
+  std::array<Region, kMost> list_{};
   std::size_t count_ = 0;
 };
 

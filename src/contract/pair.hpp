@@ -63,11 +63,26 @@ LL_HD inline PairResult<F> finish(PairStatistics<F> const& a) {
   return out;
 }
 
-// JSD's terms of one class: p log(p / mix) and q log(q / mix), mix = beta q + (1 - beta) p.
+// log(1 + x) for x in [0, 1]: 2 atanh(x / (2 + x)), whose series in squares of at most 1/9 ends below fp32's rounding.
 template <class F>
-LL_HD inline F mixed_log_ratio(F x, F p, F q, F beta) {
-  using std::log;
-  return x > F(0) ? log(x / LL_MUTATE(51, beta * q + (F(1) - beta) * p, beta * p + (F(1) - beta) * q)) : F(0);
+LL_HD inline F log1p_of_unit(F x) {
+  F const s = x / (x + F(2.0F)), q = s * s;
+  F sum = F(2.0F / 13.0F);
+  sum = fma(sum, q, F(2.0F / 11.0F));
+  sum = fma(sum, q, F(2.0F / 9.0F));
+  sum = fma(sum, q, F(2.0F / 7.0F));
+  sum = fma(sum, q, F(2.0F / 5.0F));
+  sum = fma(sum, q, F(2.0F / 3.0F));
+  return s * fma(sum, q, F(2.0F));
+}
+
+// log(p / mix), mix = beta q + (1 - beta) p, from t = log q - log p (-inf: q is 0): -log(beta e^t + (1 - beta)), as a
+// maximum and what is above it. log(q / mix) is t more.
+template <class F>
+LL_HD inline F mixed_log_ratio(F t, F log_beta, F log_rest) {
+  F const of_q = t + LL_MUTATE(51, log_beta, log_rest), top = maximum(of_q, log_rest);
+  F const low = F(0.0F) - maximum(F(0.0F) - of_q, F(0.0F) - log_rest);
+  return F(0.0F) - (top + log1p_of_unit(exp2_of((low - top) * log2e<F>())));
 }
 
 // d divergence / dz_j; log_p, log_q: of the class; k: the row's reverse KL, or sum_j p log(p / mix).
@@ -79,11 +94,10 @@ template <class F>
 LL_HD inline F reverse_element(F p, F log_ratio, F k) {
   return p * LL_MUTATE(53, log_ratio - k, log_ratio);
 }
+// log_ratio: log(p / mix); rest: 1 - beta.
 template <class F>
-LL_HD inline F jsd_element(F p, F q, F beta, F k) {
-  return p > F(0)
-             ? (F(1) - beta) * p * LL_MUTATE(54, mixed_log_ratio(p, p, q, beta) - k, mixed_log_ratio(p, p, q, beta))
-             : F(0);
+LL_HD inline F jsd_element(F p, F log_ratio, F rest, F k) {
+  return rest * p * LL_MUTATE(54, log_ratio - k, log_ratio);
 }
 
 }  // namespace LL_ISA

@@ -27,8 +27,8 @@ constexpr float repair_above = 40.0F;
 // fp16 keeps 2^15 exp(z - m_leaf): its subnormals then reach 2^-39 of the leaf's largest.
 constexpr float f16_scale = 32768.0F;
 
-// The ledger gives each of these ten words of its dtype.
-static_assert(sizeof(PairOutcome) == 10 * sizeof(double) && sizeof(PairRow) == 10 * sizeof(float));
+// The ledger gives them ten words of f64 and twelve of f32.
+static_assert(sizeof(PairOutcome) == 10 * sizeof(double) && sizeof(PairRow) == 12 * sizeof(float));
 
 class LinearRun {
  public:

@@ -222,7 +222,9 @@ PairRow RowOptions::pair_row(std::int64_t i, const PairOutcome& pair, const Redu
                              temperature(i));
   // A divergence of +inf has no gradient that means anything: its part is 0, as the reference has it.
   if (!std::isfinite(out.k)) out.k = out.g = 0.0F;
-  out.beta = static_cast<float>(d.beta);
+  out.log_beta = static_cast<float>(std::log(d.beta));
+  out.log_rest = static_cast<float>(std::log1p(-d.beta));
+  out.rest = static_cast<float>(1.0 - d.beta);
   out.slope = static_cast<float>(slope(i));
   out.divergence = d.divergence;
   return out;

@@ -149,7 +149,7 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   out.add("row_loss", DType::f64, chunk, 1, 1);
   add_operands(p, &out);
   if (p.distils()) {
-    // A row's numbers of both heads are ten doubles, and ten words for the kernels.
+    // A row's numbers of both heads are ten doubles, and twelve words for the kernels.
     bool const half = teacher_in_bf16(p, m);
     std::int64_t const size = half ? 2 : 4, unit = half ? 2 * m.k_step : m.k_step,
                        deep = round_up(p.teacher_hidden, unit);
@@ -161,7 +161,7 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
     if (p.teacher_bias != DType::none) out.add("teacher_bias", DType::f32, vocab, 1, 1);
     if (forward) out.add("leaf_pair", DType::f32, 8, leaves, chunk);
     out.add("row_pair", DType::f64, 10, chunk, 1);
-    out.add("row_pair_scales", DType::f32, 10, chunk, 1);
+    out.add("row_pair_scales", DType::f32, 12, chunk, 1);
   }
   if (p.db != DType::none) {
     out.add("db_tiles", DType::f32, ceil_div(chunk, m.macro_rows), block, 1);

@@ -27,6 +27,20 @@ inline void transform(float* z, std::int64_t n, const Transform& by) {
     each(std::false_type{});
 }
 
+// What a byte of a keep mask adds to its eight logits: 0, or -inf where its bit is 0.
+struct DroppedBy {
+  float add[8];
+};
+struct DroppedTable {
+  DroppedBy of[256];
+  constexpr DroppedTable() : of{} {
+    for (int bits = 0; bits < 256; ++bits)
+      for (int j = 0; j < 8; ++j) of[bits].add[j] = (bits >> j & 1) != 0 ? 0.0F : -INFINITY;
+  }
+  constexpr const DroppedBy& operator[](std::uint8_t bits) const { return of[bits]; }
+};
+inline constexpr DroppedTable dropped_by;
+
 inline void restrict_to(float* z, std::int64_t n, const std::uint8_t* mask, float floor, std::int64_t target) {
   bool const mine = target >= 0 && target < n;
   float const spared = mine ? z[target] : 0.0F;
@@ -36,14 +50,14 @@ inline void restrict_to(float* z, std::int64_t n, const std::uint8_t* mask, floa
       F32 const x = load_some(z + i, count);
       store_some(if_less(x, least, masked, x), z + i, count);
     });
-  if (mask != nullptr)
-    for (std::int64_t i = 0; i < n; i += 8) {
-      std::uint8_t const bits = mask[i / 8];
-      if (bits == 0xff) continue;
-      for (std::int64_t j = i; j < std::min(n, i + 8); ++j)
-        // NaN and +inf are seen even where they are dropped: the row is bad.
-        if ((bits >> (j - i) & 1) == 0 && z[j] < INFINITY) z[j] = -INFINITY;
-    }
+  if (mask != nullptr) {
+    // Adding -inf drops a class, and leaves NaN where NaN or +inf was: such a row is bad, whatever is dropped.
+    alignas(64) float add[leaf_columns];
+    for (std::int64_t i = 0; i < n; i += 8) std::memcpy(add + i, dropped_by[mask[i / 8]].add, sizeof dropped_by[0].add);
+    for_lanes(n, [&](std::int64_t i, int count) {
+      store_some(load_some(z + i, count) + load_some(add + i, count), z + i, count);
+    });
+  }
   if (mine) z[target] = spared;
 }
 

@@ -1,5 +1,5 @@
 // A student's and a teacher's logits side by side, a leaf of 256 columns at a time. Two exponentials an element and
-// walk; JSD takes logarithms one by one (some 10 ns an element, where its two products take hundreds).
+// walk; JSD takes one more, and a logarithm's polynomial.
 #pragma once
 
 namespace logitless::cpu::LL_ISA {
@@ -45,46 +45,48 @@ inline void pair_logs(const float* z, const float* u, std::int64_t n, const Pair
     store_some((load_some(u + i, count) * by - mt) - log_st, log_q + i, count);
   });
 }
-inline void exponentials(const float* x, std::int64_t n, float* out) {
-  for_lanes(n, [&](std::int64_t i, int count) {
-    store_some(exp2_of(load_some(x + i, count) * F32(contract::log2e<float>())), out + i, count);
-  });
-}
-
 inline void pair_mixture(const float* z, const float* u, std::int64_t n, const PairRow& row, float* p_sum,
                          float* q_sum) {
-  alignas(64) float p[leaf_columns], q[leaf_columns];
-  pair_logs(z, u, n, row, p, q);
-  exponentials(p, n, p);
-  exponentials(q, n, q);
-  double of_p = 0.0, of_q = 0.0;
-  for (std::int64_t j = 0; j < n; ++j) {
-    of_p += static_cast<double>(p[j] * contract::mixed_log_ratio(p[j], p[j], q[j], row.beta));
-    of_q += static_cast<double>(q[j] * contract::mixed_log_ratio(q[j], p[j], q[j], row.beta));
-  }
-  *p_sum = static_cast<float>(of_p);
-  *q_sum = static_cast<float>(of_q);
+  alignas(64) float log_p[leaf_columns], log_q[leaf_columns];
+  pair_logs(z, u, n, row, log_p, log_q);
+  F32 const log_beta(row.log_beta), log_rest(row.log_rest), log2e(contract::log2e<float>());
+  F32 of_p(0.0F), of_q(0.0F);
+  for_lanes(n, [&](std::int64_t i, int count) {
+    F32 const lp = load_some(log_p + i, count, -INFINITY), lq = load_some(log_q + i, count, -INFINITY);
+    F32 const t = lq - lp, ratio = contract::mixed_log_ratio(t, log_beta, log_rest);
+    of_p = of_p + weighted(exp2_of(lp * log2e), ratio);
+    // Where p is 0, mix is beta q.
+    of_q = of_q + weighted(exp2_of(lq * log2e), if_equal(lp, F32(-INFINITY), F32(0.0F) - log_beta, t + ratio));
+  });
+  *p_sum = sum_of(of_p);
+  *q_sum = sum_of(of_q);
 }
 
 inline void pair_gradient(const float* z, const float* u, std::int64_t n, const PairRow& row, float* d) {
-  alignas(64) float log_p[leaf_columns], log_q[leaf_columns], p[leaf_columns], q[leaf_columns];
+  alignas(64) float log_p[leaf_columns], log_q[leaf_columns];
   pair_logs(z, u, n, row, log_p, log_q);
-  exponentials(log_p, n, p);
-  exponentials(log_q, n, q);
-  if (row.divergence == contract::Divergence::jsd)
-    for (std::int64_t j = 0; j < n; ++j) q[j] = contract::jsd_element(p[j], q[j], row.beta, row.k);
-  F32 const g(row.g), k(row.k), slope(row.slope), masked(-INFINITY);
-  for_lanes(n, [&](std::int64_t i, int count) {
-    F32 const x = load_some(z + i, count), pj = load_some(p + i, count), qj = load_some(q + i, count);
-    F32 add = qj;
-    if (row.divergence == contract::Divergence::forward_kl) add = contract::forward_element(pj, qj);
-    if (row.divergence == contract::Divergence::reverse_kl)
-      add = if_equal(pj, F32(0.0F), pj,
-                     contract::reverse_element(pj, load_some(log_p + i, count) - load_some(log_q + i, count), k));
-    add = add * g;
-    if (row.slope != 0.0F) add = if_equal(x, masked, F32(0.0F), add * contract::softcap_slope(x, slope));
-    store_some(load_some(d + i, count) + add, d + i, count);
-  });
+  F32 const g(row.g), k(row.k), slope(row.slope), masked(-INFINITY), zero(0.0F), rest(row.rest);
+  F32 const log_beta(row.log_beta), log_rest(row.log_rest), log2e(contract::log2e<float>());
+  auto const each = [&](auto element) {
+    for_lanes(n, [&](std::int64_t i, int count) {
+      F32 const x = load_some(z + i, count), lp = load_some(log_p + i, count), lq = load_some(log_q + i, count);
+      F32 add = element(lp, lq, exp2_of(lp * log2e)) * g;
+      if (row.slope != 0.0F) add = if_equal(x, masked, zero, add * contract::softcap_slope(x, slope));
+      store_some(load_some(d + i, count) + add, d + i, count);
+    });
+  };
+  switch (row.divergence) {
+    case contract::Divergence::forward_kl:
+      return each([&](F32, F32 lq, F32 p) { return contract::forward_element(p, exp2_of(lq * log2e)); });
+    case contract::Divergence::reverse_kl:
+      return each(
+          [&](F32 lp, F32 lq, F32 p) { return if_equal(p, zero, zero, contract::reverse_element(p, lp - lq, k)); });
+    case contract::Divergence::jsd:
+      return each([&](F32 lp, F32 lq, F32 p) {
+        F32 const ratio = contract::mixed_log_ratio(lq - lp, log_beta, log_rest);
+        return if_equal(p, zero, zero, contract::jsd_element(p, ratio, rest, k));
+      });
+  }
 }
 
 }  // namespace logitless::cpu::LL_ISA

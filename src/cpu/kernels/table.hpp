@@ -81,7 +81,8 @@ struct PairNumbers {
 };
 // A row of two heads in pass 2. g: what the divergence's gradient is multiplied by; slope as in GradientRow.
 struct PairRow {
-  float inverse_tau, ms, log_ss, mt, log_st, k, g, beta, slope;
+  float inverse_tau, ms, log_ss, mt, log_st, k, g, slope;
+  float log_beta, log_rest, rest;  // rest: 1 - beta
   contract::Divergence divergence;
 };
 
