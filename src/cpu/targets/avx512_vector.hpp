@@ -63,11 +63,13 @@ LL_OP float sum_of(F32 a) {
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
 }
 
-// 2^x for x <= 127; 0 from about -150 down (scalef underflows); NaN stays (max returns its second operand).
+// 2^x for x <= 127; 0 below -126; NaN stays (max returns its second operand, and "not less" is true). Lanes that would
+// underflow are left out: each such result takes an assist of the microcode, some 150 cycles, and masks are full of them.
 LL_OP F32 exp2_of(F32 x) {
+  __mmask16 const normal = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);
   F32 const t(_mm512_max_ps(_mm512_set1_ps(-200.0F), x.v));
   F32 const n(_mm512_roundscale_ps(t.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  return F32(_mm512_scalef_ps(contract::exp2_polynomial(t - n).v, n.v));
+  return F32(_mm512_maskz_scalef_ps(normal, contract::exp2_polynomial(t - n).v, n.v));
 }
 
 // dst[k][i] = src[i][k], 16 x 16 words of 32 bits.
