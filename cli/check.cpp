@@ -98,6 +98,7 @@ Inputs random_inputs(const CheckFlags& flags) {
                                         : static_cast<std::int64_t>(b % static_cast<std::uint64_t>(flags.vocab));
   }
   inputs.y = keep(targets);
+  load_options(flags.inputs, inputs);
   return inputs;
 }
 
@@ -173,7 +174,7 @@ int run(const CheckFlags& flags) {
   {
     Progress progress;
     v = verify({.inputs = inputs,
-                .options = flags.options,
+                .options = inputs.with_inputs(flags.options),
                 .context = flags.context,
                 .budget = flags.budget,
                 .grad_f32 = flags.grad_f32,
@@ -202,6 +203,7 @@ void add_check(CLI::App& root, Action& action) {
   CLI::App& app = *root.add_subcommand("check", "Compare with the double-precision reference; exit 1 beyond tolerance");
   auto const flags = std::make_shared<CheckFlags>();
   add_input_flags(app, flags->inputs);
+  add_plain_option_inputs(app, flags->inputs);
   constexpr const char* random = "Or random inputs: --rows, --hidden (then a number) and --vocab";
   add_integer(app, "--rows", "R", flags->rows, 0)->group(random);
   add_integer(app, "--vocab", "V", flags->vocab, 1)->group(random);
@@ -209,6 +211,7 @@ void add_check(CLI::App& root, Action& action) {
       ->group(random);
   add_integer(app, "--seed", "of the data and of the sample (1)", flags->seed, 0)->group(random);
   add_loss_options(app, flags->options);
+  add_logit_options(app, flags->options, flags->inputs.row_temperature);
   constexpr const char* how = "How it is computed";
   add_choice(app, "--dtype", "of random inputs (bf16), or convert files to this first", flags->inputs.dtype,
              dtype_choices())

@@ -143,7 +143,7 @@ constexpr double inf = std::numeric_limits<double>::infinity();
 
 constexpr double above_0 = std::numeric_limits<double>::min();
 
-// A new option of the library is one line in one of these two.
+// A new option of the library is one line in one of these three.
 const std::vector<OptionRow>& option_table() {
   static const std::vector<OptionRow> table = {
       {"--reduction", "mean|sum|none", "over the kept rows (mean)",
@@ -164,11 +164,17 @@ const std::vector<OptionRow>& option_table() {
   return table;
 }
 
-const std::vector<OptionRow>& more_options_table() {
+const std::vector<OptionRow>& logit_options_table() {
   static const std::vector<OptionRow> table = {
-      {"--logit-scale", "X", "z = logit scale times the logits (1)", number(&Options::logit_scale, above_0, inf)},
+      {"--logit-scale", "X", "z = X times the logits (1)", number(&Options::logit_scale, above_0, inf)},
       {"--softcap", "X", "z = X tanh(z / X) after that (none)", number(&Options::softcap, above_0, inf)},
       {"--z-loss", "X", "adds X lse^2 to a row's loss (0)", number(&Options::z_loss, 0.0, inf)},
+  };
+  return table;
+}
+
+const std::vector<OptionRow>& more_options_table() {
+  static const std::vector<OptionRow> table = {
       {"--rest", "dropped|renormalised|spread", "mass that --topk-probs leave over (dropped)",
        choice(
            &Options::rest,
@@ -220,8 +226,8 @@ bool is_number(const std::string& text) {
 
 void add_loss_options(CLI::App& app, Options& options) { add_table(app, options, option_table()); }
 
-void add_more_loss_options(CLI::App& app, Options& options, std::string& row_temperature) {
-  add_table(app, options, more_options_table());
+void add_logit_options(CLI::App& app, Options& options, std::string& row_temperature) {
+  add_table(app, options, logit_options_table());
   add_flag(app, "--temperature", "X|FILE[:NAME]", "z / X, or / T [R], a row's own (1)",
            [&](const std::string& flag, const std::string& value) {
              if (value.empty()) refuse(flag, value, "a number or the name of a file");
@@ -232,6 +238,10 @@ void add_more_loss_options(CLI::App& app, Options& options, std::string& row_tem
              }
            })
       ->group("What is computed");
+}
+
+void add_more_loss_options(CLI::App& app, Options& options) {
+  add_table(app, options, more_options_table());
   app.add_flag("--temperature-squared", options.distillation.temperature_squared,
                "multiply the divergence by --distill-temperature squared")
       ->group("What is computed");
@@ -263,6 +273,8 @@ std::string in_flags(const std::string& message, const CLI::App& command) {
       {"LL_TARGETS_TEACHER", "--teacher-hidden"},
       {"LL_TOPK_LOG", "--topk-logprobs"},
       {"LL_CLASS_WEIGHT", "--class-weight"},
+      {"distill_temperature", "--distill-temperature"},
+      {"hard_share", "--hard-share"},
       {"LL_KEEP_MASK", "--keep-mask"},
       {"LL_LOGIT_FLOOR", "--logit-floor"},
       {"LL_ROW_TEMPERATURE", "a row's own"},

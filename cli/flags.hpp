@@ -72,9 +72,11 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, const std::strin
 
 // The options of the loss that stand on their own.
 void add_loss_options(CLI::App& app, Options& options);
-// Those that change what the loss reads or means beside targets: transforms of logits, targets of other kinds, rules,
-// the filter. --temperature takes a number, or the file of a row's own, whose name goes to `row_temperature`.
-void add_more_loss_options(CLI::App& app, Options& options, std::string& row_temperature);
+// Those of the logits: scale, softcap, z-loss and --temperature, which takes a number, or the file of a row's own,
+// whose name goes to `row_temperature`.
+void add_logit_options(CLI::App& app, Options& options, std::string& row_temperature);
+// Targets of other kinds, rules, the filter.
+void add_more_loss_options(CLI::App& app, Options& options);
 // --backend, --threads, --cpu-target.
 void add_context_options(CLI::App& app, ContextOptions& options);
 

@@ -104,6 +104,14 @@ constexpr OptionInput option_table[] = {
     {"--cu-seqlens", nullptr, Of::integers, 1, "[S+1]", nullptr},                // not an argument of the loss
 };
 static_assert(std::size(option_table) == option_inputs);
+constexpr std::size_t plain_options = 3;  // of them, the first: bias and weights
+
+constexpr const char* options_group = "Inputs of options";
+
+void add_option_input(CLI::App& app, InputFlags& flags, std::size_t i) {
+  OptionInput const& row = option_table[i];
+  add_text(app, row.flag, "FILE[:NAME]", row.help, flags.options[i])->group(options_group);
+}
 
 // In the table's order, those of its end too.
 std::vector<std::string> specs_of(const InputFlags& flags) {
@@ -111,21 +119,6 @@ std::vector<std::string> specs_of(const InputFlags& flags) {
   specs[option_inputs - 2] = flags.row_temperature;
   specs[option_inputs - 1] = flags.cu_seqlens;
   return specs;
-}
-
-void load_options(const InputFlags& flags, Inputs& inputs) {
-  std::vector<std::string> const specs = specs_of(flags);
-  for (std::size_t i = 0; i < option_inputs; ++i) {
-    OptionInput const& row = option_table[i];
-    if (specs[i].empty() || row.field == nullptr) continue;
-    bool const log = row.flag == std::string_view("--topk-logprobs");
-    if (log && inputs.options.topk_probs)
-      throw UsageError("--topk-logprobs: given with --topk-probs; give one of them");
-    Loaded const loaded = load_one(row.flag, specs[i], row.rank, row.letters, row.of, flags);
-    inputs.options.*row.field = loaded.view;
-    inputs.owners.push_back(loaded.owner);
-    inputs.topk_log = inputs.topk_log || log;
-  }
 }
 
 // Token ids into the targets of the next ones.
@@ -173,17 +166,34 @@ void add_input_flags(CLI::App& app, InputFlags& flags) {
   app.add_flag("--npy-bf16", flags.npy_bf16, "an .npy of dtype V2 is bfloat16 (ml_dtypes)")->group(group);
 }
 
+void add_plain_option_inputs(CLI::App& app, InputFlags& flags) {
+  for (std::size_t i = 0; i < plain_options; ++i) add_option_input(app, flags, i);
+}
+
 void add_option_inputs(CLI::App& app, InputFlags& flags) {
-  constexpr const char* group = "Inputs of options";
-  constexpr const char* type = "FILE[:NAME]";
+  for (std::size_t i = 0; i < option_inputs; ++i) {
+    if (option_table[i].help != nullptr) add_option_input(app, flags, i);
+  }
+  app.add_flag("--shift", flags.shift, "targets are token ids; a row's target is the next row's id")
+      ->group(options_group);
+  add_text(app, "--cu-seqlens", "FILE[:NAME]", "i32 or i64 [S+1], ends of the sequences of --shift, from 0 to R",
+           flags.cu_seqlens)
+      ->group(options_group);
+}
+
+void load_options(const InputFlags& flags, Inputs& inputs) {
+  std::vector<std::string> const specs = specs_of(flags);
   for (std::size_t i = 0; i < option_inputs; ++i) {
     OptionInput const& row = option_table[i];
-    if (row.help != nullptr) add_text(app, row.flag, type, row.help, flags.options[i])->group(group);
+    if (specs[i].empty() || row.field == nullptr) continue;
+    bool const log = row.flag == std::string_view("--topk-logprobs");
+    if (log && inputs.options.topk_probs)
+      throw UsageError("--topk-logprobs: given with --topk-probs; give one of them");
+    Loaded const loaded = load_one(row.flag, specs[i], row.rank, row.letters, row.of, flags);
+    inputs.options.*row.field = loaded.view;
+    inputs.owners.push_back(loaded.owner);
+    inputs.topk_log = inputs.topk_log || log;
   }
-  app.add_flag("--shift", flags.shift, "targets are token ids; a row's target is the next row's id")->group(group);
-  add_text(app, "--cu-seqlens", type, "i32 or i64 [S+1], ends of the sequences of --shift, from 0 to R",
-           flags.cu_seqlens)
-      ->group(group);
 }
 
 Inputs load(const InputFlags& flags, std::int64_t ignore_index) {
@@ -197,6 +207,13 @@ Inputs load(const InputFlags& flags, std::int64_t ignore_index) {
   if (flags.logits.empty() && (flags.hidden.empty() || flags.weight.empty())) {
     throw UsageError(std::string(flags.hidden.empty() ? "--hidden" : "--weight") + ": missing beside " +
                      (flags.hidden.empty() ? "--weight" : "--hidden"));
+  }
+  if (!flags.logits.empty()) {
+    for (std::size_t i = 0; i < option_inputs; ++i) {
+      if (flags.options[i].empty() || std::string_view(option_table[i].flag).substr(0, 10) != "--teacher-") continue;
+      throw UsageError(std::string(option_table[i].flag) +
+                       ": given with --logits; a teacher's head needs --hidden and --weight, or give --topk-logprobs");
+    }
   }
   if (!flags.cu_seqlens.empty() && !flags.shift) {
     throw UsageError("--cu-seqlens: given without --shift; it says where the sequences of --shift end");

@@ -32,6 +32,8 @@ struct InputFlags {
 void add_input_flags(CLI::App& app, InputFlags& flags);
 // The files of options, and --shift.
 void add_option_inputs(CLI::App& app, InputFlags& flags);
+// Those alone that keep to hard targets of every class: bias and weights.
+void add_plain_option_inputs(CLI::App& app, InputFlags& flags);
 
 struct Inputs {
   Kind kind = Kind::linear;
@@ -49,6 +51,8 @@ struct Inputs {
   // "bf16", or "bf16, weight f32".
   std::string dtype_text() const;
 };
+// The tensors of options alone, from their files.
+void load_options(const InputFlags& flags, Inputs& inputs);
 // ignore_index: for the last tokens of sequences, with flags.shift.
 Inputs load(const InputFlags& flags, std::int64_t ignore_index);
 

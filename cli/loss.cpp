@@ -126,6 +126,10 @@ int run(const LossFlags& flags) {
   Problem problem = inputs.problem(!flags.grad_hidden.empty(), !flags.grad_weight.empty(), !flags.grad_logits.empty(),
                                    flags.grad_f32);
   if (!flags.grad_bias.empty()) {
+    if (inputs.kind == Kind::logits) {
+      throw UsageError("--grad-bias: " + files::quote(flags.grad_bias) +
+                       "; with --logits it is the sum of --grad-logits over rows");
+    }
     if (!inputs.options.bias) throw UsageError("--grad-bias: " + files::quote(flags.grad_bias) + "; needs --bias");
     problem.call = Call::forward_backward;
     problem.grad_bias_dtype = flags.grad_f32 ? DType::f32 : problem.bias_dtype;
@@ -184,6 +188,10 @@ int run(const LossFlags& flags) {
   add_of_targets(report, "accuracy", classes, accuracy);
   report.add("correct", classes ? Json(result.correct) : Json(), "");
   report.add("entropy", entropy, text_of(entropy));
+  if (options.filter > 0.0) {
+    report.add("filter_kept", result.filter_kept, text_of(result.filter_kept, 4));
+    report.add("filter_variance", result.filter_variance, text_of(result.filter_variance, 4));
+  }
   report.add("workspace_bytes", plan.workspace_bytes(), text_of_bytes(plan.workspace_bytes()));
   report.add("seconds", seconds, text_of(seconds, 4));
   report.add("rows", inputs.rows, "");
@@ -218,7 +226,7 @@ void add_loss(CLI::App& root, Action& action) {
   add_text(app, "--grad-hidden", "OUT", "dX [R,H]", flags->grad_hidden)->group(outputs);
   add_text(app, "--grad-weight", "OUT", "dW [V,H]", flags->grad_weight)->group(outputs);
   add_text(app, "--grad-logits", "OUT", "dL/dz [R,V], with --logits", flags->grad_logits)->group(outputs);
-  add_text(app, "--grad-bias", "OUT", "db [V], with --bias", flags->grad_bias)->group(outputs);
+  add_text(app, "--grad-bias", "OUT", "db [V], with --bias and --hidden", flags->grad_bias)->group(outputs);
   add_choice(app, "--grad-dtype", "the input's dtype, or f32 (input)", flags->grad_f32,
              Choices<bool>{{"input", false}, {"f32", true}})
       ->group(outputs);
@@ -227,7 +235,8 @@ void add_loss(CLI::App& root, Action& action) {
            flags->per_row)
       ->group(outputs);
   add_loss_options(app, flags->options);
-  add_more_loss_options(app, flags->options, flags->inputs.row_temperature);
+  add_logit_options(app, flags->options, flags->inputs.row_temperature);
+  add_more_loss_options(app, flags->options);
   constexpr const char* run_group = "How it is computed";
   add_choice(app, "--dtype", "convert hidden, weight, logits to this first", flags->inputs.dtype, dtype_choices())
       ->group(run_group);

@@ -1,8 +1,9 @@
 // See verify.hpp. S compared rows. Derivation of the bound, to first order, u = 2^-24, growth(n) the summation factor:
-//   logit      |dz_ij| <= growth(H) u |x_i| |w_j|
+//   logit      |dz1_ij| <= scale (growth(H) u |x_i| |w_j| + 2 u |z0_ij|); dz_ij = (dz1_ij + a softcap's 8 u |z|) / T_i
 //   exponent   eta_ij = dz_ij + 2.3 u |z_ij - M_i| + (growth(256) + 16) u: relative error of exp(z_ij - reference)
-//   lse_i      mean of eta_ij under p, and rounding; loss_i the same and eta of the target
-//   D_ij       A_ij = |D_ij| (eta_ij + the row's mean + 16-bit storage + growth(max(V, R)) u) + fp16's underflow
+//   lse_i      mean of eta_ij under p, and rounding; loss_i: sum_j t_ij (lse - z_ij) + lambda lse^2, term by term
+//   D_ij       A_ij = |D_ij| (eta_ij + the row's mean + 16-bit storage + growth(max(V, R)) u) + fp16's underflow, where
+//              |D_ij| has its terms' sizes added that may cancel; and the error of the softcap's slope
 //   dX, dW     A |W| and A^T |X|, and the rounding of the result
 // Cost: reference 8SHV in double on one thread, 10SHV in fp32 on all; memory 4SV floats and two dW.
 
@@ -150,6 +151,8 @@ std::vector<std::int64_t> choose_rows(const VerifyRequest& r) {
   return rows;
 }
 
+float element(const ConstTensor& vector, std::int64_t i) { return static_cast<const float*>(vector.data())[i]; }
+
 // Rows of a dense matrix, in its own dtype or another.
 Array gather(const ConstTensor& matrix, const std::vector<std::int64_t>& rows, DType dtype) {
   std::int64_t const cols = matrix.extent(1);
@@ -160,6 +163,13 @@ Array gather(const ConstTensor& matrix, const std::vector<std::int64_t>& rows, D
             out.as<std::byte>() + static_cast<std::int64_t>(s) * cols * static_cast<std::int64_t>(size_of(dtype)),
             dtype, cols);
   }
+  return out;
+}
+
+// Elements of a dense fp32 vector.
+Array gather_rows(const ConstTensor& vector, const std::vector<std::int64_t>& rows) {
+  Array out(DType::f32, {static_cast<std::int64_t>(rows.size())});
+  for (std::size_t s = 0; s < rows.size(); ++s) out.as<float>()[s] = element(vector, rows[s]);
   return out;
 }
 
@@ -195,6 +205,10 @@ std::optional<Inputs> fewer_rows(const VerifyRequest& r) {
     targets.as<std::int64_t>()[n] = target_at(in.y, chosen[static_cast<std::size_t>(n)]);
   }
   fewer.y = keep(targets);
+  for (ConstTensor* const each : {&fewer.options.row_weight, &fewer.options.row_temperature}) {
+    // A wrong length is the library's to refuse.
+    if (*each && each->extent(0) == in.rows) *each = keep(gather_rows(*each, chosen));
+  }
   return fewer;
 }
 
@@ -271,7 +285,7 @@ class Comparison {
     out_.kept = result_.kept;
     divisor_ = r_.options.reduction != Reduction::mean ? 1.0
                : r_.options.normalizer > 0.0           ? r_.options.normalizer
-                                                       : static_cast<double>(result_.kept);
+                                                       : sum_of_weights();
     upstream_ = static_cast<float>(1.0 / divisor_);
     if (!sampled_ || !linear()) return;
 
@@ -299,9 +313,41 @@ class Comparison {
       z_ = gather(in_.z, rows_, in_.z.dtype());
       z32_ = gather(in_.z, rows_, DType::f32);
     }
+    if (in_.options.row_weight) row_weight_ = gather_rows(in_.options.row_weight, rows_);
+    if (in_.options.row_temperature) row_temperature_ = gather_rows(in_.options.row_temperature, rows_);
+    if (in_.options.bias) {
+      bias32_ = Array(DType::f32, {in_.vocab});
+      convert(in_.options.bias.data(), in_.options.bias.dtype(), bias32_.data(), DType::f32, in_.vocab);
+    }
+    double weights = 0.0;
+    for (std::int64_t j = 0; j < in_.vocab; ++j) weights += class_weight(j);
+    mean_weight_ = weights / static_cast<double>(in_.vocab);
     // Both yardsticks see the sample as a problem of its own, with the whole problem's upstream gradient.
     options_ = r_.options;
     if (sampled_ && options_.reduction == Reduction::mean) options_.normalizer = divisor_;
+  }
+
+  double class_weight(std::int64_t j) const {
+    return in_.options.class_weight ? static_cast<double>(element(in_.options.class_weight, j)) : 1.0;
+  }
+
+  // What the mean divides by: of the kept rows.
+  double sum_of_weights() const {
+    if (!in_.options.class_weight) return static_cast<double>(result_.kept);
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < in_.rows; ++i) {
+      std::int64_t const y = target_at(in_.y, i);
+      if (y != r_.options.ignore_index) sum += class_weight(y);
+    }
+    return sum;
+  }
+
+  // The sample's inputs of options, for either yardstick.
+  void set_options(Arguments& arguments) const {
+    arguments.bias = in_.options.bias;
+    arguments.class_weight = in_.options.class_weight;
+    arguments.row_weight = row_weight_.tensor();
+    arguments.row_temperature = row_temperature_.tensor();
   }
 
   void set_upstream(Arguments& arguments) const {
@@ -313,6 +359,7 @@ class Comparison {
   Result run_on_reference(Arguments& arguments) const {
     Context context({.backend = Backend::reference});
     set_upstream(arguments);
+    set_options(arguments);
     Plan plan(context, problem_of(arguments, Call::forward_backward), options_);
     Workspace workspace;
     return plan.forward_backward(arguments, workspace);
@@ -415,42 +462,83 @@ class Comparison {
     std::int64_t const v = in_.vocab, y = targets_.as<std::int64_t>()[s];
     if (y == r_.options.ignore_index) return;  // exact zeros
     auto const row = static_cast<std::size_t>(s);
-    float const* const z = z32_.as<float>() + s * v;
+    float const* const raw = z32_.as<float>() + s * v;
     double x_norm = 0.0;
     for (std::int64_t k = 0; linear() && k < in_.hidden; ++k) {
       double const x = x32_.as<float>()[s * in_.hidden + k];
       x_norm += x * x;
     }
     double const logit_factor = growth(in_.hidden) * unit32 * std::sqrt(x_norm);
-    double const top = *std::max_element(z, z + v);
+    Options const& o = r_.options;
+    double const t = row_temperature_ ? static_cast<double>(row_temperature_.as<float>()[s]) : o.temperature;
+    double const u = row_weight_ ? std::abs(static_cast<double>(row_weight_.as<float>()[s])) : 1.0;
+    double const cap = o.softcap;
+    // A logit as the loss sees it, and the bounds of its error and of that of its slope dz/dz0.
+    struct Logit {
+      double z, error, slope, slope_error;
+    };
+    bool const transformed = bias32_ || o.logit_scale != 1.0 || cap > 0.0 || t != 1.0;
+    auto const logit = [&](std::int64_t j) -> Logit {
+      double const product = linear() ? logit_factor * w_norm_[static_cast<std::size_t>(j)] : 0.0;
+      double const z0 = raw[j];
+      if (!transformed || std::isinf(z0)) return {z0, product, 1.0, 0.0};
+      double const b = bias32_ ? static_cast<double>(bias32_.as<float>()[j]) : 0.0;
+      double const z1 = o.logit_scale * (z0 + b);
+      double const dz1 = o.logit_scale * (product + 2.0 * unit32 * (std::abs(z0) + std::abs(b)));
+      if (!(cap > 0.0)) return {z1 / t, (dz1 + 2.0 * unit32 * std::abs(z1)) / t, o.logit_scale / t, 0.0};
+      double const h = std::tanh(z1 / cap), left = 1.0 - h * h;
+      return {cap * h / t, (left * dz1 + 8.0 * unit32 * cap * std::abs(h)) / t, o.logit_scale / t * left,
+              o.logit_scale / t * (2.0 * std::abs(h) * left * dz1 / cap + 8.0 * unit32)};
+    };
+    std::vector<Logit> z(static_cast<std::size_t>(v));
+    double top = -std::numeric_limits<double>::infinity();
+    for (std::int64_t j = 0; j < v; ++j) {
+      z[static_cast<std::size_t>(j)] = logit(j);
+      top = std::max(top, z[static_cast<std::size_t>(j)].z);
+    }
     double const lse = plain_lse_.as<float>()[s];
     double const constant = (growth(256) + 16.0) * unit32;
+    auto const away = [&](std::int64_t j) {
+      double const each = z[static_cast<std::size_t>(j)].z;
+      return std::isinf(each) ? 0.0 : std::abs(each - top);
+    };
     auto const eta = [&](std::int64_t j) {
-      double const logit = linear() ? logit_factor * w_norm_[static_cast<std::size_t>(j)] : 0.0;
-      return logit + 2.3 * unit32 * (std::isinf(z[j]) ? 0.0 : std::abs(static_cast<double>(z[j]) - top)) + constant;
+      return z[static_cast<std::size_t>(j)].error + 2.3 * unit32 * away(j) + constant;
     };
     double mean = 0.0, plain_mean = 0.0, others = 0.0, distance = 0.0;
     for (std::int64_t j = 0; j < v; ++j) {
-      double const e = eta(j), p = std::exp(static_cast<double>(z[j]) - lse);
+      double const e = eta(j), p = std::exp(z[static_cast<std::size_t>(j)].z - lse);
+      double const share = class_weight(j) / static_cast<double>(v);
       mean += p * e;
-      plain_mean += e / static_cast<double>(v);
+      plain_mean += share * e;
       if (j != y) others += p * e;
-      if (!std::isinf(z[j])) distance += std::abs(static_cast<double>(z[j]) - top) / static_cast<double>(v);
+      distance += share * away(j);
     }
-    double const p_y = std::exp(static_cast<double>(z[y]) - lse);
+    double const p_y = std::exp(z[static_cast<std::size_t>(y)].z - lse);
     double const others_mean = p_y < 1.0 ? others / (1.0 - p_y) : mean;
-    double const alpha = r_.options.label_smoothing * (r_.options.smoothing == Smoothing::others ? 2.0 : 1.0);
+    double const alpha = o.label_smoothing * (o.smoothing == Smoothing::others ? 2.0 : 1.0);
+    double const w_y = class_weight(y), mass = w_y + alpha * mean_weight_;
     double const loss = std::abs(static_cast<double>(plain_loss_.as<float>()[s]));
     lse_bound_[row] = mean + 4.0 * unit32 * (std::abs(lse) + 1.0);
-    loss_bound_[row] = mean + eta(y) + 4.0 * unit32 * (loss + 1.0) +
-                       (alpha > 0.0 ? alpha * (plain_mean + growth(v) * unit32 * distance) : 0.0);
-    double const g = static_cast<double>(upstream_);
-    double const spread = g * alpha / static_cast<double>(v);  // |D| may be small where p and the smoothing cancel
+    loss_bound_[row] = u * (mass * mean + w_y * eta(y) + 4.0 * unit32 * mass +
+                            (alpha > 0.0 ? alpha * (plain_mean + growth(v) * unit32 * distance) : 0.0) +
+                            o.z_loss * (2.0 * std::abs(lse) * lse_bound_[row] + 8.0 * unit32 * lse * lse)) +
+                       4.0 * unit32 * loss;
+    double const g = static_cast<double>(upstream_) * u;
     double const product = linear() ? storage + (growth(std::max(v, in_.rows)) + 8.0) * unit32 : 8.0 * unit32;
+    bool const cancels = alpha > 0.0 && in_.options.class_weight;
     for (std::int64_t j = 0; j < v; ++j) {
-      double const size = std::abs(static_cast<double>(d_.as<float>()[at(s, j)])) + spread;
+      Logit const& at_j = z[static_cast<std::size_t>(j)];
+      double const p = std::exp(at_j.z - lse);
+      // |D| may be small where p, the smoothing and the z-loss cancel.
+      double const smoothing = alpha * class_weight(j) / static_cast<double>(v);
+      double const spread =
+          smoothing + (cancels ? 2.0 * alpha * mean_weight_ * p : 0.0) + 4.0 * o.z_loss * (std::abs(lse) + 1.0) * p;
+      double const size = std::abs(static_cast<double>(d_.as<float>()[at(s, j)])) + g * at_j.slope * spread;
       double const relative = (j == y ? eta(j) + others_mean : eta(j) + mean) + product;
-      a_.as<float>()[at(s, j)] = static_cast<float>(size * relative + g * underflow);
+      double const uncapped = mass * p + (j == y ? w_y : 0.0) + spread;
+      a_.as<float>()[at(s, j)] =
+          static_cast<float>(size * relative + g * (at_j.slope_error * uncapped + at_j.slope * underflow));
     }
   }
 
@@ -587,6 +675,8 @@ class Comparison {
   Result result_, want_, plain_;
   Array x_, z_, targets_;                                     // the sample, in its own dtype
   Array x32_, z32_, d_, a_;                                   // the plain pipeline's, and A
+  Array bias32_, row_weight_, row_temperature_;               // of options; of the sample
+  double mean_weight_ = 1.0;                                  // of the classes
   Array want_loss_, want_lse_, want_dx_, want_dw_, want_dz_;  // the reference's
   Array plain_loss_, plain_lse_;
   std::vector<double> w_norm_, lse_bound_, loss_bound_;

@@ -3,7 +3,8 @@
 // Tolerance of an element: a bound derived from eps of the dtypes and the norms of the operands (verify.cpp), plus
 // twice the largest error of the plain pipeline on the same data: products in the input's dtype summed in fp32, fp32
 // logits, D cast back to the input's dtype. Nothing is tuned. Softmax and loss come from the reference backend in both
-// yardsticks, so no formula of the loss stands here and new options need no change.
+// yardsticks, so no formula of the loss stands here; the bound knows how transforms of logits, weights, smoothing and a
+// z-loss carry an error on, and check takes no option beyond these.
 //
 // Large problems are judged on sampled rows: the backend runs the whole problem, once as asked and once with an
 // upstream gradient that is 0 outside the sample, so that its dW (every class) equals the reference's over the sample.

@@ -197,7 +197,12 @@ typedef struct ll_options {
   uint64_t filter_seed;
 } ll_options;
 
+/* The defaults into a struct of `bytes` bytes, sizeof(ll_options) of the header that the caller was built with.
+ * ll_options_init, ll_problem_init and ll_arguments_init call these with it; their exported functions of the same name
+ * are for programs built with 0.1, and set the fields (and the size) of then alone. */
+LL_API void ll_options_init_sized(ll_options *options, size_t bytes) LL_NOEXCEPT;
 LL_API void ll_options_init(ll_options *options) LL_NOEXCEPT;
+#define ll_options_init(options) ll_options_init_sized((options), sizeof(ll_options))
 
 /* ---- problem and plan: how it is computed -------------------------------------------------------------------------- */
 
@@ -248,9 +253,9 @@ typedef struct ll_problem {
   ll_dtype bias_dtype;                                                     /* LL_NONE: no bias; either kind */
   ll_dtype soft_dtype;                                                     /* of LL_TARGETS_SOFT */
   ll_dtype teacher_hidden_dtype, teacher_weight_dtype, teacher_bias_dtype; /* of LL_TARGETS_TEACHER */
-  ll_dtype grad_bias_dtype;                                                /* LL_NONE: not wanted. The bias' or F32 */
-  int64_t topk;                                                            /* k of LL_TARGETS_TOPK, else 0 */
-  int64_t teacher_hidden; /* the teacher's hidden size, of LL_TARGETS_TEACHER, else 0 */
+  ll_dtype grad_bias_dtype; /* LL_NONE: not wanted. The bias' or F32; of kind linear (else: sum grad_logits) */
+  int64_t topk;             /* k of LL_TARGETS_TOPK, else 0 */
+  int64_t teacher_hidden;   /* the teacher's hidden size, of LL_TARGETS_TEACHER, else 0 */
   /* A part of a vocabulary: when total_vocab > 0, the columns here are [first_column, first_column + vocab) of
    * total_vocab classes, and targets are numbers of the whole. forward writes stats alone; ll_merge_statistics joins
    * those of all parts; backward takes the joined ones. */
@@ -259,7 +264,9 @@ typedef struct ll_problem {
   ll_problem_outputs outputs;
 } ll_problem;
 
+LL_API void ll_problem_init_sized(ll_problem *problem, size_t bytes) LL_NOEXCEPT;
 LL_API void ll_problem_init(ll_problem *problem) LL_NOEXCEPT;
+#define ll_problem_init(problem) ll_problem_init_sized((problem), sizeof(ll_problem))
 
 typedef struct ll_plan ll_plan;
 /* options may be null: the defaults. */
@@ -337,9 +344,15 @@ typedef struct ll_arguments {
   const ll_tensor *grad_row_logprob;
   const ll_tensor *grad_row_entropy; /* with LL_ENTROPY_GRADIENT */
   int64_t *correct_rows;             /* kept rows whose target is the argmax, with LL_ARGMAX */
+  /* of a filter: the share of the gradient's entries that it did not make 0, and a bound of the variance that it adds,
+   * summed over D before upstream gradients. The reference backend filters nothing: 1 and 0 */
+  double *filter_kept;
+  double *filter_variance;
 } ll_arguments;
 
+LL_API void ll_arguments_init_sized(ll_arguments *arguments, size_t bytes) LL_NOEXCEPT;
 LL_API void ll_arguments_init(ll_arguments *arguments) LL_NOEXCEPT;
+#define ll_arguments_init(arguments) ll_arguments_init_sized((arguments), sizeof(ll_arguments))
 
 /* The plan's call must be the function's. stream is null on the CPU. Calls return when the result is there (CPU). */
 LL_API ll_status ll_forward(ll_plan *plan, const ll_arguments *arguments, void *workspace, size_t workspace_bytes,

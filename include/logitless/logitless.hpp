@@ -496,6 +496,8 @@ struct Result {
   std::int64_t kept = 0;     // rows that are not ignored
   std::int64_t bad = 0;      // kept rows whose logits are all -inf or hold +inf or NaN: their loss is NaN
   std::int64_t correct = 0;  // kept rows whose target is the argmax, where Problem::argmax asks; else 0
+  double filter_kept = 1.0;  // share of the gradient's entries that a filter did not make 0
+  double filter_variance = 0.0;
 };
 
 namespace detail {
@@ -661,7 +663,8 @@ class Plan {
       : returns_loss_(options.reduction != Reduction::none && problem.call != Call::backward &&
                       problem.total_vocab == 0),
         counts_correct_(problem.argmax && problem.call != Call::backward &&
-                        (options.targets == Targets::hard || options.distillation.hard_share > 0.0)) {
+                        (options.targets == Targets::hard || options.distillation.hard_share > 0.0)),
+        filters_(options.filter > 0.0) {
     const ll_problem raw = raw_of(problem);
     const ll_options what = raw_of(options);
     ll_plan* plan = nullptr;
@@ -829,6 +832,8 @@ class Plan {
     raw.grad_row_logprob = arguments.grad_row_logprob.get();
     raw.grad_row_entropy = arguments.grad_row_entropy.get();
     raw.correct_rows = counts_correct_ ? &result.correct : nullptr;
+    raw.filter_kept = filters_ ? &result.filter_kept : nullptr;
+    raw.filter_variance = filters_ ? &result.filter_variance : nullptr;
     detail::check(function(plan_.get(), &raw, workspace, bytes, nullptr));
     return result;
   }
@@ -837,7 +842,7 @@ class Plan {
     void operator()(ll_plan* plan) const noexcept { ll_plan_destroy(plan); }
   };
   std::unique_ptr<ll_plan, Destroy> plan_;
-  bool returns_loss_, counts_correct_;
+  bool returns_loss_, counts_correct_, filters_;
 };
 
 // ---- one-line calls -------------------------------------------------------------------------------------------------

@@ -107,6 +107,19 @@ class LinearRun {
         rows_.decode(row_of(o_.teacher_bias, j), p_.teacher_bias, 1, 1.0F, 0.0F, teacher_bias_ + j);
     free_slots(flags_, plan_.machine.threads);
     std::int64_t const gathered = gather_rows();
+    if (plan_.saved_leaves > 0 && gathered > 0) {
+      saved_ = static_cast<char*>(o_.saved.data);
+      stored_ = gathered;
+      SavedHead const want = saved_head();
+      SavedHead have = want;
+      if (p_.call == Call::backward) std::memcpy(&have, saved_, sizeof have);
+      if (!(have == want)) {
+        *status = status_invalid;
+        return "saved: holds " + std::to_string(have.rows) + " rows and " + std::to_string(have.leaves) +
+               " leaves; must be what forward wrote for the same targets, row weights and size (" +
+               std::to_string(want.rows) + " rows, " + std::to_string(want.leaves) + " leaves)";
+      }
+    }
     bad_rows_ = correct_rows_ = 0;
     if (db_sum_ != nullptr) std::fill(db_sum_, db_sum_ + p_.vocab, 0.0);
     if (smoothing_corrections() && wants_dx() && live_ > 0) sum_weight_rows();
@@ -205,24 +218,51 @@ class LinearRun {
     void (*leave)();
   };
 
-  // Where block `block` keeps its exponentials; null: it does not. Leaf after leaf, each [n, its columns]: a macro
-  // tile's rows are adjacent, so that storing it walks few pages.
-  char* kept_block(std::int64_t block) const {
+  // Where a leaf keeps its exponentials [n, its columns]; null: it does not. Leaf after leaf: a macro tile's rows are
+  // adjacent, so that storing it walks few pages.
+  char* kept_leaf(std::int64_t leaf) const {
+    std::int64_t const j0 = leaf * leaf_columns, column_bytes = stored_ * size_of(plan_.e_dtype);
+    if (saved_ != nullptr) return leaf < plan_.saved_leaves ? saved_ + plan_.saved_head + j0 * column_bytes : nullptr;
+    std::int64_t const block = j0 / plan_.block, b0 = first_column(block);
     if (block >= plan_.kept_blocks) return nullptr;
-    if (block < plan_.inside_blocks) return static_cast<char*>(o_.dw.data) + first_column(block) * plan_.inside_stride;
-    return kept_ + first_column(block - plan_.inside_blocks) * stored_ * size_of(plan_.e_dtype);
+    if (block < plan_.inside_blocks)
+      return static_cast<char*>(o_.dw.data) + b0 * plan_.inside_stride + (j0 - b0) * column_bytes;
+    return kept_ + (j0 - first_column(plan_.inside_blocks)) * column_bytes;
+  }
+  bool keeps() const { return plan_.keep != plan::Keep::none || saved_ != nullptr; }
+
+  // The head of the caller's buffer: which rows and leaves it holds, then the references of its exponentials.
+  struct SavedHead {
+    std::int64_t rows, leaves, first_row, last_row, dtype;
+    bool operator==(const SavedHead&) const = default;
+  };
+  SavedHead saved_head() const {
+    return {stored_, plan_.saved_leaves, stored_ > 0 ? index_[0] : -1, stored_ > 0 ? index_[stored_ - 1] : -1,
+            static_cast<std::int64_t>(plan_.e_dtype)};
+  }
+  float* saved_references() const { return reinterpret_cast<float*>(saved_ + 64); }
+  void write_saved() {
+    SavedHead const head = saved_head();
+    std::memcpy(saved_, &head, sizeof head);
+    if (options_.needs_logits()) return;
+    if (raw())
+      std::copy(reference_, reference_ + n_, saved_references());
+    else
+      for (std::int64_t leaf = 0; leaf < plan_.saved_leaves; ++leaf)
+        std::copy(leaf_.m + leaf * plan_.chunk, leaf_.m + leaf * plan_.chunk + n_, saved_references() + leaf * n_);
   }
 
   void run_chunk() {
     pack_rows();
     if (p_.call != Call::backward) {
-      bool const referenced = raw() && plan_.keep != plan::Keep::none;
+      bool const referenced = raw() && keeps();
       // Kept bf16 exponentials need their row's reference first: the maximum of its first leaf.
       if (referenced) walk(0, 1, false);
       walk(referenced ? 1 : 0, leaves_, false);
       merge_leaves();
       if (referenced && find_overflows()) walk(0, leaves_, true);
       if (p_.distils()) finish_pairs();
+      if (saved_ != nullptr) write_saved();
     }
     finish_rows();
     n_ = std::clamp<std::int64_t>(live_ - row0_, 0, stored_);
@@ -285,17 +325,16 @@ class LinearRun {
     parallel(executor_, (end - begin) * groups, [&](std::int64_t task) {
       std::int64_t const leaf = begin + task / groups, r0 = task % groups * per_task;
       std::int64_t const j0 = leaf * leaf_columns, columns = std::min(leaf_columns, p_.vocab - j0);
-      std::int64_t const block = j0 / plan_.block;
-      char* const e = kept_block(block);
+      char* const e = kept_leaf(leaf);
       if (repair && e == nullptr) return;
       Scratch s(*this, true);
-      std::int64_t const e_size = size_of(plan_.e_dtype), leaf_start = (j0 - first_column(block)) * n_;
+      std::int64_t const e_size = size_of(plan_.e_dtype);
       // The lines that exponentials will fill are fetched while their logits are multiplied out.
       auto fetch = [&](std::int64_t r, std::int64_t rows) {
         if (e == nullptr) return;
         for (std::int64_t i = r; i < r + rows; ++i)
           for (std::int64_t at = 0; at < columns * e_size; at += 64)
-            __builtin_prefetch(e + (leaf_start + i * columns) * e_size + at, 1, 2);
+            __builtin_prefetch(e + i * columns * e_size + at, 1, 2);
       };
       leaf_logits(s, leaf, r0, std::min(n_, r0 + per_task), fetch, [&](std::int64_t r, std::int64_t rows) {
         for (std::int64_t i = r; i < r + rows; ++i) {
@@ -303,7 +342,7 @@ class LinearRun {
           float* const z = s.tile + (i - r) * leaf_columns;
           std::int64_t const y = y_[row0_ + i] - j0;
           bool const mine = y >= 0 && y < columns;
-          char* const out = e != nullptr ? e + (leaf_start + i * columns) * e_size : nullptr;
+          char* const out = e != nullptr ? e + i * columns * e_size : nullptr;
           if (options_.shapes()) options_.shape(z, columns, j0, index_[row0_ + i], mine ? y : -1);
           if (out != nullptr && options_.needs_logits()) rows_.store(z, columns, 1.0F, out, plan_.e_dtype);
           if (p_.distils()) {
@@ -471,12 +510,13 @@ class LinearRun {
         if (leaf_argmax_ != nullptr) leaf_argmax_[i] = out.correct ? 1 : 0;  // of leaf 0, read already
         if (!gradient) continue;
         if (p_.call == Call::backward) reference_[i] = std::isfinite(numbers.m) ? numbers.m : 0.0F;
+        if (p_.call == Call::backward && saved_ != nullptr && raw()) reference_[i] = saved_references()[i];
         row_.m[i] = static_cast<float>(result.m);
         c_[i] = static_cast<float>(out.d.c);
         double scale = out.d.a * result.inv_s, at_target = out.d.at_target;
         if (raw()) {
           // E refers to reference_: what every row of E, its target's entry too, is multiplied by.
-          if (plan_.keep == plan::Keep::none) reference_[i] = row_.m[i];
+          if (!keeps()) reference_[i] = row_.m[i];
           scale *= std::exp(static_cast<double>(reference_[i]) - result.m);
           at_target = scale != 0.0 ? at_target / scale : 0.0;
         }
@@ -538,7 +578,6 @@ class LinearRun {
   void make_d(std::int64_t block) {
     std::int64_t const b0 = first_column(block), width = columns_of(block);
     std::int64_t const leaves = ceil_div(width, leaf_columns), block_steps = ceil_div(width, product_.ks);
-    const char* const e = kept_block(block);
     std::int64_t const e_size = size_of(plan_.e_dtype);
     std::int64_t const per_task = rows_per_task(leaves, n_), groups = ceil_div(n_, per_task);
     bool const raw = this->raw(), again = options_.needs_logits();
@@ -546,6 +585,10 @@ class LinearRun {
       std::int64_t const j = task / groups * leaf_columns, columns = std::min(leaf_columns, width - j);
       std::int64_t const r0 = task % groups * per_task, r1 = std::min(n_, r0 + per_task);
       std::int64_t const leaf = (b0 + j) / leaf_columns;
+      const char* const e = kept_leaf(leaf);
+      const float* const leaf_m = p_.call == Call::backward
+                                      ? (saved_ != nullptr ? saved_references() + leaf * stored_ : nullptr)
+                                      : leaf_.m + leaf * plan_.chunk;
       Scratch s(*this, e == nullptr);
       auto finish_tile = [&](std::int64_t r, std::int64_t rows) {
         for (std::int64_t i = r; i < r + rows; ++i) {
@@ -556,7 +599,7 @@ class LinearRun {
           }
           std::int64_t const y = y_[row0_ + i] - b0 - j;
           bool const mine = y >= 0 && y < columns;
-          const char* const kept = e != nullptr ? e + (j * stored_ + i * columns) * e_size : nullptr;
+          const char* const kept = e != nullptr ? e + i * columns * e_size : nullptr;
           if (e == nullptr && options_.shapes()) options_.shape(d, columns, b0 + j, index_[row0_ + i], mine ? y : -1);
           if (again) {
             if (e != nullptr) std::memcpy(d, kept, static_cast<std::size_t>(columns) * sizeof(float));
@@ -574,7 +617,7 @@ class LinearRun {
           } else {
             float scale = 1.0F;
             if (!raw) {
-              scale = scale_[i] * std::exp(leaf_.m[leaf * plan_.chunk + i] - row_.m[i]);
+              scale = scale_[i] * std::exp(leaf_m[i] - row_.m[i]);
               if (plan_.e_dtype == DType::f16) scale /= f16_scale;
             }
             rows_.decode(kept, plan_.e_dtype, columns, scale, c, d);
@@ -767,6 +810,7 @@ class LinearRun {
   char *thread_columns_ = nullptr, *x_panels_ = nullptr, *x_columns_ = nullptr, *d_rows_ = nullptr,
        *d_columns_ = nullptr;
   char* kept_ = nullptr;
+  char* saved_ = nullptr;  // the caller's
   float* thread_tile_ = nullptr;
   LeafArrays leaf_{}, row_{};  // of leaves [leaves][C], merged [C]; row_.m becomes the reference of pass 2
   std::int32_t* leaf_argmax_ = nullptr;

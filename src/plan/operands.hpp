@@ -39,6 +39,7 @@ struct Operands {
   View topk_ids, topk_probs;                                             // [R,k] i32 or i64; f32
   View teacher_x, teacher_w, teacher_bias;                               // [R,Ht], [V,Ht], [V]
   View old_logprob, advantage, ref_logprob;                              // [R] f32
+  View saved;                                                            // [Problem::saved] u8, 64-byte aligned
   View normalizer;                                                       // one f32 or f64
 };
 

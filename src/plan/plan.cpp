@@ -108,7 +108,9 @@ class Planner {
 
  private:
   void enumerate() {
-    std::vector<std::int64_t> const chunks = chunks_of(rows_, dials_.chunk), blocks = blocks_of(p_, m_, dials_.block);
+    // What is saved lies in columns of all rows.
+    std::vector<std::int64_t> const chunks = chunks_of(rows_, p_.saved > 0 ? rows_ : dials_.chunk),
+                                    blocks = blocks_of(p_, m_, dials_.block);
     candidates_.reserve(3 * chunks.size() * blocks.size());
     bool const may_keep = p_.call == Call::forward_backward && p_.wants_gradient();
     auto const wanted = [&](Keep keep) { return dials_.keep < 0 || dials_.keep == static_cast<int>(keep); };
@@ -187,11 +189,17 @@ class Planner {
     plan->kept_blocks = s.kept_blocks;
     plan->inside_blocks = s.inside_blocks;
     plan->keep = s.inside_blocks > 0 ? Keep::inside_dw : s.kept_blocks > 0 ? Keep::workspace : Keep::none;
+    Saved const saved = saved_of(p_, m_);
+    if (p_.saved > 0 && saved.leaves > 0) {
+      plan->saved_leaves = saved.leaves;
+      plan->saved_head = saved.head;
+      plan->e_dtype = kept_dtype(p_);
+    }
     if (plan->keep != Keep::none) plan->e_dtype = kept_dtype(p_);
     if (s.inside_blocks > 0) plan->inside_stride = inside_stride(p_);
     plan->bf16_products = products_in_bf16(p_, m_);
     plan->share = share_of(s);
-    plan->flops = flops_of(p_, s);
+    plan->flops = flops_of(p_, m_, s);
     plan->predicted_seconds = c.seconds;
     plan->ledger.assign(ledger.begin(), ledger.end());
     plan->workspace_bytes = ledger.bytes();

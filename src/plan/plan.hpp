@@ -54,6 +54,9 @@ struct Plan {
   std::int64_t kept_blocks = 0, inside_blocks = 0;
   std::int64_t inside_stride = 0;
   Keep keep = Keep::none;
+  // Leaves of 256 columns whose exponentials (or logits) lie in the caller's buffer, from forward to backward, behind a
+  // head of saved_head bytes.
+  std::int64_t saved_leaves = 0, saved_head = 0;
   bool bf16_products = false;
   contract::DType e_dtype = contract::DType::none;  // storage of kept exponentials
   double share = 0.0;                               // f, of the columns

@@ -31,8 +31,9 @@ std::int64_t chunks_of(const Problem& p, const Setting& s) {
 std::int64_t columns_of(const Problem& p, const Setting& s, std::int64_t blocks) {
   return std::min(blocks * s.block, p.vocab);
 }
-std::int64_t recomputed_columns(const Problem& p, const Setting& s) {
-  return p.call == Call::backward ? p.vocab : p.vocab - columns_of(p, s, s.kept_blocks);
+std::int64_t recomputed_columns(const Problem& p, const Machine& m, const Setting& s) {
+  if (p.call == Call::backward) return p.vocab - std::min(saved_of(p, m).leaves * m.leaf, p.vocab);
+  return p.vocab - columns_of(p, s, s.kept_blocks);
 }
 
 // Tasks over `columns` groups of 256 columns are split further by rows until there are four a thread (the driver's
@@ -82,6 +83,32 @@ bool teacher_in_bf16(const Problem& p, const Machine& m) {
 DType kept_dtype(const Problem& p) {
   if (p.needs_logits()) return DType::f32;
   return p.x == p.w && contract::is_half(p.x) ? p.x : DType::f32;
+}
+
+Saved saved_of(const Problem& p, const Machine& m) {
+  Saved out;
+  auto const room = static_cast<std::int64_t>(std::min<std::uint64_t>(p.saved, std::uint64_t{1} << 60));
+  std::int64_t const leaves = ceil_div(p.vocab, m.leaf), rows = std::max<std::int64_t>(1, p.rows);
+  bool const raw = products_in_bf16(p, m) && !p.needs_logits();
+  auto const head = [&](std::int64_t n) {
+    std::int64_t const references = p.needs_logits() ? 0 : raw ? rows : n * rows;
+    return 64 + round_up(references * 4, 64);
+  };
+  auto const bytes = [&](std::int64_t n) {
+    return head(n) + std::min(n * m.leaf, p.vocab) * rows * size_of(kept_dtype(p));
+  };
+  // Bytes grow with leaves, so the most that fit are found by halving.
+  std::int64_t low = 0, high = leaves;
+  while (low < high) {
+    std::int64_t const middle = (low + high + 1) / 2;
+    if (bytes(middle) <= room)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  out.leaves = p.saved == 0 || bytes(low) > room ? 0 : low;
+  out.head = head(out.leaves);
+  return out;
 }
 
 std::int64_t inside_stride(const Problem& p) {
@@ -188,11 +215,11 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   return out;
 }
 
-double flops_of(const Problem& p, const Setting& s) {
+double flops_of(const Problem& p, const Machine& m, const Setting& s) {
   auto const vocab = static_cast<double>(p.vocab);
   double columns = p.call != Call::backward ? vocab : 0.0;
   if (p.wants_gradient()) {
-    columns += static_cast<double>(recomputed_columns(p, s));
+    columns += static_cast<double>(recomputed_columns(p, m, s));
     columns += (wants_dx(p) ? vocab : 0.0) + (wants_dw(p) ? vocab : 0.0);
   }
   double products = static_cast<double>(p.hidden) * columns;
@@ -228,7 +255,7 @@ double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
   }
   if (gradient) {
     // D of each block, from logits again or from kept exponentials (written, which reads the line first, and read).
-    double const again = static_cast<double>(recomputed_columns(p, s)) / vocab;
+    double const again = static_cast<double>(recomputed_columns(p, m, s)) / vocab;
     std::int64_t const leaves = ceil_div(block, m.leaf), columns = ceil_div(p.hidden, m.leaf);
     double const groups = row_groups(m, leaves, n);
     ns += loop_ns(m, static_cast<double>(leaves) * groups,
@@ -251,7 +278,7 @@ double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
     if (m.threads > 1) ns += 2.0 * barrier_ns * blocks * chunks;
   }
   if (p.distils()) {
-    double const teacher = flops_of(p, s) / (2.0 * rows * hidden) / vocab;
+    double const teacher = flops_of(p, m, s) / (2.0 * rows * hidden) / vocab;
     ns += product_ns * std::max(0.0, teacher - 4.0) / m.threads + exponential_ns * 4.0 * rv / m.threads;
   }
   return ns * 1e-9 + bytes / (m.memory_gbytes * 1e9);

@@ -39,8 +39,14 @@ bool teacher_in_bf16(const contract::Problem& problem, const Machine& machine);
 contract::DType kept_dtype(const contract::Problem& problem);
 // Bytes between columns of exponentials that live in dW.
 std::int64_t inside_stride(const contract::Problem& problem);
+// What fits into the caller's buffer: leaves, and the bytes before them (a line that identifies it, and references of
+// exponentials: a number a row, or a row and leaf).
+struct Saved {
+  std::int64_t leaves = 0, head = 0;
+};
+Saved saved_of(const contract::Problem& problem, const Machine& machine);
 Ledger ledger_of(const contract::Problem& problem, const Machine& machine, const Setting& setting);
-double flops_of(const contract::Problem& problem, const Setting& setting);
+double flops_of(const contract::Problem& problem, const Machine& machine, const Setting& setting);
 double seconds_of(const contract::Problem& problem, const Machine& machine, const Setting& setting);
 
 // Cross-entropy of given logits: one setting.

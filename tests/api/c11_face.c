@@ -73,6 +73,15 @@ int main(void) {
   ll_options options;
   ll_options_init(&options);
 
+  /* ll_*_init of this header know its structs, and are expressions. */
+  ll_arguments none_given;
+  (void)(ll_arguments_init(&none_given), 0);
+  if (problem.size != sizeof problem || options.size != sizeof options || none_given.size != sizeof none_given ||
+      options.beta != 0.5 || none_given.filter_kept != NULL) {
+    printf("ll_*_init did not initialise the structs of this header\n");
+    ++failures;
+  }
+
   ll_plan *plan = NULL;
   ok("ll_plan_create", ll_plan_create(context, &problem, &options, &plan));
   const size_t bytes = (ll_plan_workspace_bytes(plan) + 63) / 64 * 64;

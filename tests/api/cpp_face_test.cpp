@@ -253,6 +253,99 @@ TEST(OneLine, Bfloat16Operands) {
   EXPECT_NEAR(result.loss, want.loss, tolerance(want.loss));
 }
 
+// What the call is given says which options are meant; the same loss from logits that are transformed beforehand.
+TEST(OneLine, OptionsFollowFromWhatIsGiven) {
+  SmallProblem s;
+  const ConstTensor x(s.x.data(), {4, 5}), w(s.w.data(), {7, 5});
+  std::vector<float> bias = {0.5f, -0.25f, 0.0f, 1.0f, -1.0f, 0.25f, 0.75f}, db(7, kSentinel), entropy(4), z2(28);
+  std::vector<std::int64_t> argmax(4), targets(4);
+  std::vector<std::uint8_t> correct(4);
+  for (std::size_t n = 0; n < 28; ++n) z2[n] = 2.0f * (static_cast<float>(s.exact_logits()[n]) + bias[n % 7]);
+  const auto plain = logitless::cross_entropy(
+      {z2.data(), {4, 7}}, s.y,
+      {.grad_logits = {s.dz.data(), {4, 7}}, .row_entropy = entropy, .row_argmax = argmax, .row_correct = correct});
+  const std::vector<float> entropy_of_logits = entropy;
+  const std::vector<std::int64_t> argmax_of_logits = argmax;
+  entropy.assign(4, kSentinel);
+  const auto result = logitless::linear_cross_entropy(
+      x, w, s.y, {.logit_scale = 2.0, .bias = bias, .grad_bias = db, .row_entropy = entropy, .row_argmax = argmax});
+  EXPECT_NEAR(result.loss, plain.loss, tolerance(plain.loss));
+  EXPECT_EQ(result.correct, plain.correct);
+  EXPECT_EQ(argmax, argmax_of_logits);
+  std::vector<double> want_db(7, 0.0);
+  for (std::size_t n = 0; n < 28; ++n) want_db[n % 7] += 2.0 * static_cast<double>(s.dz[n]);
+  expect_near(db, want_db, "grad_bias");
+  expect_near(entropy, std::vector<double>(entropy_of_logits.begin(), entropy_of_logits.end()), "row_entropy");
+
+  // Probabilities of 1 for the targets are the targets.
+  std::vector<float> soft(28, 0.0f);
+  for (std::size_t i = 0; i < 4; ++i) {
+    if (s.y[i] != -100) soft[7 * i + static_cast<std::size_t>(s.y[i])] = 1.0f;
+  }
+  const auto softly = logitless::linear_cross_entropy(
+      x, w, s.y, {.logit_scale = 2.0, .bias = bias, .soft_targets = {soft.data(), {4, 7}}});
+  EXPECT_NEAR(softly.loss, plain.loss, tolerance(plain.loss));
+  EXPECT_EQ(softly.correct, 0) << "rows have no class of their own";
+
+  logitless::next_token_targets(std::vector<std::int64_t>{1, 2, 3, 4}, targets,
+                                {.document_ids = std::vector<std::int64_t>{0, 0, 5, 5}, .ignore_index = -7});
+  EXPECT_EQ(targets, (std::vector<std::int64_t>{2, -7, 4, -7}));
+}
+
+TEST(OneLine, FilterReports) {
+  SmallProblem s;
+  const ConstTensor x(s.x.data(), {4, 5}), w(s.w.data(), {7, 5});
+  const auto result =
+      logitless::linear_cross_entropy(x, w, s.y, {.filter = 0.25, .grad_hidden = {s.dx.data(), {4, 5}}});
+  EXPECT_GT(result.filter_kept, 0.0);
+  EXPECT_LT(result.filter_kept, 1.0);
+  EXPECT_GT(result.filter_variance, 0.0);
+  EXPECT_EQ(logitless::linear_cross_entropy(x, w, s.y, {.grad_hidden = {s.dx.data(), {4, 5}}}).filter_kept, 1.0);
+}
+
+// Two halves of a vocabulary, by way of their statistics.
+TEST(Plans, PartsOfAVocabulary) {
+  logitless::Context context;
+  logitless::Workspace workspace;
+  SmallProblem s;
+  std::vector<float> halves[2], merged(32), dx(20), dw(35);
+  std::vector<double> dx_sum(20, 0.0);
+  const std::int64_t first[] = {0, 3}, columns[] = {3, 4};
+  const auto half = [&](int part, logitless::Call call) {
+    logitless::Arguments arguments{.hidden = {s.x.data(), {4, 5}},
+                                   .weight = {s.w.data() + first[part] * 5, {columns[part], std::int64_t{5}}},
+                                   .targets = s.y};
+    if (call == logitless::Call::backward) {
+      arguments.grad_hidden = {dx.data(), {4, 5}};
+      arguments.grad_weight = {dw.data() + first[part] * 5, {columns[part], std::int64_t{5}}};
+    }
+    logitless::Problem problem = logitless::problem_of(arguments, call);
+    problem.first_column = first[part];
+    problem.total_vocab = 7;
+    logitless::Plan plan(context, problem);
+    EXPECT_EQ(plan.statistics(), 8);
+    if (call == logitless::Call::forward) {
+      halves[part].resize(32);
+      arguments.stats = {halves[part].data(), {4, 8}};
+      plan.forward(arguments, workspace);
+    } else {
+      arguments.stats = {merged.data(), {4, 8}};
+      plan.backward(arguments, workspace);
+    }
+  };
+  for (const int part : {0, 1}) half(part, logitless::Call::forward);
+  const ConstTensor parts[] = {{halves[0].data(), {4, 8}}, {halves[1].data(), {4, 8}}};
+  logitless::merge_statistics(parts, {merged.data(), {4, 8}});
+  for (const int part : {0, 1}) {
+    half(part, logitless::Call::backward);
+    for (std::size_t n = 0; n < 20; ++n) dx_sum[n] += static_cast<double>(dx[n]);
+  }
+  logitless::linear_cross_entropy({s.x.data(), {4, 5}}, {s.w.data(), {7, 5}}, s.y,
+                                  {.grad_hidden = {s.dx.data(), {4, 5}}, .grad_weight = {s.dw.data(), {7, 5}}});
+  expect_near(s.dx, dx_sum, "grad_hidden");
+  expect_near(dw, std::vector<double>(s.dw.begin(), s.dw.end()), "grad_weight");
+}
+
 TEST(Plans, ThreeStepsWithOwnWorkspace) {
   logitless::Context context({.threads = 2, .cpu_target = "scalar"});
   EXPECT_NE(context.describe().find("chosen: asked for by cpu_target"), std::string::npos);

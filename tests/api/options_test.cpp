@@ -51,6 +51,88 @@ TEST(Options, WithoutMeaningAreRefusedByName) {
   expect_refused([](auto& s) { s.problem.total_vocab = 14; }, {"total_vocab: 14", "LL_FORWARD_BACKWARD"});
 }
 
+void give_topk_of_a_teacher(SmallProblem& s) {
+  s.options.targets = LL_TARGETS_TOPK;
+  s.problem.topk = 2;
+  s.problem.inputs = LL_TOPK_LOG;
+}
+
+void give_teacher(SmallProblem& s) {
+  s.options.targets = LL_TARGETS_TEACHER;
+  s.problem.teacher_hidden = 3;
+  s.problem.teacher_hidden_dtype = s.problem.teacher_weight_dtype = LL_F32;
+}
+
+TEST(Options, PairsThatAreNotOfferedAreRefusedByName) {
+  expect_refused(
+      [](auto& s) {
+        give_topk_of_a_teacher(s);
+        s.options.label_smoothing = 0.25;
+      },
+      {"label_smoothing: 0.25", "LL_TOPK_LOG", "must be 0"});
+  expect_refused(
+      [](auto& s) {
+        give_topk_of_a_teacher(s);
+        s.problem.inputs |= LL_CLASS_WEIGHT;
+      },
+      {"LL_CLASS_WEIGHT", "LL_TOPK_LOG"});
+  expect_refused(
+      [](auto& s) {
+        give_topk_of_a_teacher(s);
+        s.options.hard_share = 0.5;
+        s.options.distill_temperature = 2.0;
+      },
+      {"hard_share: 0.5", "LL_TOPK_LOG", "distill_temperature 2", "two softmaxes", "LL_TARGETS_TEACHER"});
+  for (const ll_problem_inputs restriction : {LL_KEEP_MASK, LL_LOGIT_FLOOR}) {
+    const std::string name = restriction == LL_KEEP_MASK ? "LL_KEEP_MASK" : "LL_LOGIT_FLOOR";
+    expect_refused(
+        [&](auto& s) {
+          give_topk_of_a_teacher(s);
+          s.problem.inputs |= restriction;
+        },
+        {name, "LL_TARGETS_TOPK"});
+    expect_refused(
+        [&](auto& s) {
+          give_teacher(s);
+          s.problem.inputs |= restriction;
+        },
+        {name, "LL_TARGETS_TEACHER"});
+  }
+  expect_refused(
+      [](auto& s) {
+        give_teacher(s);
+        s.problem.inputs = LL_ENTROPY_GRADIENT;
+      },
+      {"LL_ENTROPY_GRADIENT", "LL_TARGETS_TEACHER"});
+  expect_refused(
+      [](auto& s) {
+        give_teacher(s);
+        s.options.filter = 0.25;
+      },
+      {"filter: 0.25", "LL_TARGETS_TEACHER"});
+  expect_refused(
+      [](auto& s) {
+        s.problem.total_vocab = 14;
+        s.options.filter = 0.25;
+      },
+      {"filter: 0.25", "total_vocab"}, LL_BACKWARD);
+  const ContextPointer context = make_context(LL_BACKEND_REFERENCE);
+  SmallProblem logits(LL_LOGITS);
+  logits.problem.bias_dtype = logits.problem.grad_bias_dtype = LL_F32;
+  ll_plan* plan = nullptr;
+  EXPECT_TRUE(refused(ll_plan_create(context.get(), &logits.problem, &logits.options, &plan), LL_ERROR_INVALID_ARGUMENT,
+                      {"grad_bias_dtype: f32", "LL_LOGITS", "sum grad_logits"}));
+}
+
+TEST(Options, FilterReportsNeedAFilter) {
+  const ContextPointer context = make_context(LL_BACKEND_REFERENCE);
+  SmallProblem s;
+  double kept = -1.0;
+  s.arguments.filter_kept = &kept;
+  EXPECT_TRUE(refused(s.run(context.get()), LL_ERROR_INVALID_ARGUMENT, {"filter_kept: given", "filter"}));
+  EXPECT_TRUE(s.untouched());
+}
+
 TEST(Options, ZeroMeansAsBefore) {
   const ContextPointer context = make_context(LL_BACKEND_REFERENCE);
   SmallProblem want, zero;

@@ -12,6 +12,8 @@
 namespace faces {
 namespace {
 
+constexpr std::uint64_t kCanary = 0x5a5a5a5a5a5a5a5a;
+
 // A copy with `size` bytes on the heap exactly, so that a sanitizer sees any read beyond.
 template <class Struct>
 std::vector<std::uint64_t> resized(const Struct& value, std::size_t size) {
@@ -45,9 +47,72 @@ TEST(Structs, LayoutIsWhatWasPublished) {
   EXPECT_EQ(sizeof(ll_problem), 152u);
   EXPECT_EQ(offsetof(ll_problem, flags), 64u);
   EXPECT_EQ(offsetof(ll_problem, memory_budget), 72u);
-  EXPECT_EQ(sizeof(ll_arguments), 360u);
+  EXPECT_EQ(sizeof(ll_arguments), 376u);
   EXPECT_EQ(offsetof(ll_arguments, grad_loss), 104u);
   EXPECT_EQ(offsetof(ll_arguments, bad_rows), 136u);
+}
+
+// Initialises a struct of `size` bytes that ends where something else begins.
+template <class Struct>
+std::vector<std::uint64_t> initialised(void (*init)(Struct*, std::size_t), std::size_t size) {
+  std::vector<std::uint64_t> words(size / 8 + 4, kCanary);
+  init(reinterpret_cast<Struct*>(words.data()), size);
+  return words;
+}
+
+// The exported ll_*_init are those of programs built with 0.1: the bytes after its structs are not theirs to write.
+template <class Struct>
+void expect_init_of_0_1(void (*exported)(Struct*), void (*sized)(Struct*, std::size_t), std::size_t size) {
+  std::vector<std::uint64_t> words(size / 8 + 4, kCanary);
+  exported(reinterpret_cast<Struct*>(words.data()));
+  EXPECT_EQ(words, initialised(sized, size));
+  EXPECT_EQ(words[0], size);
+  for (std::size_t i = size / 8; i < words.size(); ++i) EXPECT_EQ(words[i], kCanary) << "word " << i;
+  // Larger versions have the same beginning and the same rule.
+  for (const std::size_t larger : {size + 8, sizeof(Struct), sizeof(Struct) + 16}) {
+    const std::vector<std::uint64_t> more = initialised(sized, larger);
+    EXPECT_EQ(more[0], larger);
+    for (std::size_t i = 1; i < size / 8; ++i) EXPECT_EQ(more[i], words[i]) << larger << " bytes, word " << i;
+    for (std::size_t i = sizeof(Struct) / 8; i < larger / 8; ++i) EXPECT_EQ(more[i], 0u) << "word " << i;
+    for (std::size_t i = larger / 8; i < more.size(); ++i) EXPECT_EQ(more[i], kCanary) << "word " << i;
+  }
+  exported(nullptr);
+  sized(nullptr, size);
+}
+
+TEST(Structs, InitWritesNoMoreThanTheCallersVersion) {
+  expect_init_of_0_1<ll_options>(ll_options_init, ll_options_init_sized, 48);
+  expect_init_of_0_1<ll_problem>(ll_problem_init, ll_problem_init_sized, 80);
+  expect_init_of_0_1<ll_arguments>(ll_arguments_init, ll_arguments_init_sized, 144);
+  // In code compiled now the same names initialise the whole.
+  ll_options options;
+  ll_options_init(&options);
+  EXPECT_EQ(options.size, sizeof options);
+  EXPECT_EQ(options.clip_low, 0.2);
+  EXPECT_EQ(options.beta, 0.5);
+  ll_problem problem;
+  ll_problem_init(&problem);
+  EXPECT_EQ(problem.size, sizeof problem);
+  EXPECT_EQ(problem.outputs, 0u);
+  ll_arguments arguments;
+  ll_arguments_init(&arguments);
+  EXPECT_EQ(arguments.size, sizeof arguments);
+  EXPECT_EQ(arguments.filter_variance, nullptr);
+}
+
+TEST(Structs, ThoseOf01StillRun) {
+  const ContextPointer context = make_context(LL_BACKEND_REFERENCE);
+  SmallProblem whole, old;
+  ASSERT_EQ(whole.run(context.get()), LL_OK) << ll_last_error();
+  old.problem.size = 80;
+  old.options.size = 48;
+  old.arguments.size = 144;
+  std::memset(reinterpret_cast<char*>(&old.problem) + 80, 0x5a, sizeof old.problem - 80);
+  std::memset(reinterpret_cast<char*>(&old.options) + 48, 0x5a, sizeof old.options - 48);
+  std::memset(reinterpret_cast<char*>(&old.arguments) + 144, 0x5a, sizeof old.arguments - 144);
+  ASSERT_EQ(old.run(context.get()), LL_OK) << ll_last_error();
+  EXPECT_EQ(old.loss, whole.loss);
+  EXPECT_EQ(old.dw, whole.dw);
 }
 
 TEST(Structs, GarbageSizesAreRefused) {
@@ -76,7 +141,7 @@ TEST(Structs, GarbageSizesAreRefused) {
     s.x_view.size = sizeof(ll_tensor);
     s.arguments.size = size;
     EXPECT_TRUE(refused(s.run(plan.get()), LL_ERROR_INVALID_ARGUMENT,
-                        {"arguments.size: " + std::to_string(size), "sizeof(ll_arguments)", "360"}));
+                        {"arguments.size: " + std::to_string(size), "sizeof(ll_arguments)", "376"}));
     s.arguments.size = sizeof(ll_arguments);
     EXPECT_TRUE(s.untouched());
   }
