@@ -262,6 +262,9 @@ typedef struct ll_problem {
   int64_t first_column, total_vocab;
   ll_problem_inputs inputs;
   ll_problem_outputs outputs;
+  /* Bytes of a buffer of the caller's in which forward keeps what backward then need not multiply again: both problems
+   * name the same number, and backward costs (6 - 2f) R H V for the share f that fits. Kind linear. 0: none */
+  uint64_t saved_bytes;
 } ll_problem;
 
 LL_API void ll_problem_init_sized(ll_problem *problem, size_t bytes) LL_NOEXCEPT;
@@ -277,6 +280,8 @@ LL_API void ll_plan_destroy(ll_plan *plan) LL_NOEXCEPT;
 LL_API size_t ll_plan_workspace_bytes(const ll_plan *plan) LL_NOEXCEPT;
 /* Columns of `stats` that runs of the plan write or read: 4, 8, or with a teacher's head 12. 0 of a null plan. */
 LL_API int64_t ll_plan_statistics(const ll_plan *plan) LL_NOEXCEPT;
+/* Bytes of `saved` that the plan uses: at most the problem's saved_bytes, 0 where not a leaf of classes fits. */
+LL_API uint64_t ll_plan_saved_bytes(const ll_plan *plan) LL_NOEXCEPT;
 /* The plan with its ledger, flops, prediction and rejected settings; see ll_context_describe for the buffer. */
 LL_API ll_status ll_plan_describe(const ll_plan *plan, ll_format format, char *buffer, size_t capacity,
                                   size_t *length) LL_NOEXCEPT;
@@ -348,6 +353,8 @@ typedef struct ll_arguments {
    * summed over D before upstream gradients. The reference backend filters nothing: 1 and 0 */
   double *filter_kept;
   double *filter_variance;
+  /* [saved_bytes] U8, aligned to 64: written by forward, read by backward with the same targets and row weights */
+  const ll_tensor *saved;
 } ll_arguments;
 
 LL_API void ll_arguments_init_sized(ll_arguments *arguments, size_t bytes) LL_NOEXCEPT;

@@ -432,6 +432,7 @@ struct Problem {
   std::int64_t teacher_hidden = 0;
   std::int64_t first_column = 0;  // a part of a vocabulary, when total_vocab > 0
   std::int64_t total_vocab = 0;
+  std::uint64_t saved_bytes = 0;  // of Arguments::saved, from forward to backward; 0: none
   // Inputs that every run gets.
   bool class_weight = false;
   bool row_weight = false;
@@ -489,6 +490,7 @@ struct Arguments {
   ConstTensor grad_row_lse{};  // [R] F32, as are the next two
   ConstTensor grad_row_logprob{};
   ConstTensor grad_row_entropy{};
+  Tensor saved{};  // [Problem::saved_bytes] U8, aligned to 64: written by forward, read by backward
 };
 
 struct Result {
@@ -733,6 +735,7 @@ class Plan {
     raw.teacher_hidden = problem.teacher_hidden;
     raw.first_column = problem.first_column;
     raw.total_vocab = problem.total_vocab;
+    raw.saved_bytes = problem.saved_bytes;
     raw.inputs = 0;
     if (problem.class_weight) raw.inputs |= LL_CLASS_WEIGHT;
     if (problem.row_weight) raw.inputs |= LL_ROW_WEIGHT;
@@ -831,6 +834,7 @@ class Plan {
     raw.grad_row_lse = arguments.grad_row_lse.get();
     raw.grad_row_logprob = arguments.grad_row_logprob.get();
     raw.grad_row_entropy = arguments.grad_row_entropy.get();
+    raw.saved = arguments.saved.get();
     raw.correct_rows = counts_correct_ ? &result.correct : nullptr;
     raw.filter_kept = filters_ ? &result.filter_kept : nullptr;
     raw.filter_variance = filters_ ? &result.filter_variance : nullptr;

@@ -133,6 +133,16 @@ void check_outputs(const ll_arguments& a, const Problem& p) {
     forbid("correct_rows", a.correct_rows, because);
     forbid("grad_row_logprob", a.grad_row_logprob, because);
   }
+  if (p.topk_log && p.loss.distillation.tau != 1.0) {
+    constexpr const char* because = "a top-k teacher with distill_temperature other than 1 has no softmax at 1";
+    forbid("row_lse", a.row_lse, because);
+    forbid("grad_row_lse", a.grad_row_lse, because);
+  }
+  if (p.saved > 0) {
+    need("saved", a.saved, "the problem has saved_bytes");
+  } else {
+    forbid("saved", a.saved, "the problem has saved_bytes 0");
+  }
   if (p.loss.reduction == contract::Reduction::none) {
     forbid("loss", a.loss, "reduction LL_PER_ROW has no reduced loss, row_loss is the result");
   }
@@ -226,6 +236,11 @@ CheckedArguments checked_arguments(const ll_arguments* arguments, const Problem&
   const bool backward = p.call == Call::backward;
   matrix(o.stats, "stats", a.stats, backward ? in : written, p.rows, p.statistics(), f32);
   vector(o.lse, "lse", a.lse, in, p.rows, f32);
+  vector(o.saved, "saved", a.saved, backward ? in : written, static_cast<std::int64_t>(p.saved), {DType::u8});
+  if (o.saved && (o.saved.row_stride != 1 || reinterpret_cast<std::uintptr_t>(o.saved.data) % 64 != 0)) {
+    refuse("saved: at " + address(o.saved.data) + " with stride " + number(o.saved.row_stride) +
+           "; must be aligned to 64 bytes, and adjacent");
+  }
   vector(o.grad_row_loss, "grad_row_loss", a.grad_row_loss, in, p.rows, f32);
   vector(o.grad_row_lse, "grad_row_lse", a.grad_row_lse, in, p.rows, f32);
   vector(o.grad_row_logprob, "grad_row_logprob", a.grad_row_logprob, in, p.rows, f32);

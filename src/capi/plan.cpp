@@ -1,6 +1,8 @@
 // ll_plan_*: a checked problem and the context's machine -> a plan. The budget is judged here, once.
 #include "capi/plan.hpp"
 
+#include <algorithm>
+
 #include "capi/problem.hpp"
 
 namespace logitless::capi {
@@ -71,6 +73,13 @@ size_t ll_plan_workspace_bytes(const ll_plan* plan) noexcept {
 }
 
 int64_t ll_plan_statistics(const ll_plan* plan) noexcept { return plan == nullptr ? 0 : plan->problem.statistics(); }
+
+uint64_t ll_plan_saved_bytes(const ll_plan* plan) noexcept {
+  if (plan == nullptr || plan->plan.saved_leaves == 0) return 0;
+  const logitless::plan::Plan& p = plan->plan;
+  const std::int64_t columns = std::min(p.saved_leaves * p.machine.leaf, p.problem.vocab);
+  return static_cast<uint64_t>(p.saved_head + columns * p.problem.rows * logitless::contract::size_of(p.e_dtype));
+}
 
 ll_status ll_plan_describe(const ll_plan* plan, ll_format format, char* buffer, size_t capacity,
                            size_t* length) noexcept {

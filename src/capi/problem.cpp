@@ -338,6 +338,18 @@ void read_bits(const ll_problem& p, contract::Problem& checked) {
   checked.sum_p2 = has(p.outputs, LL_SUM_P2);
 }
 
+void read_saved(const ll_problem& p, contract::Problem& checked) {
+  if (p.saved_bytes == 0) return;
+  const std::string bytes = "saved_bytes: " + std::to_string(p.saved_bytes);
+  if (p.kind != LL_LINEAR) refuse(bytes + " with kind LL_LOGITS, whose logits are there anyway; must be 0");
+  if (p.call == LL_FORWARD_BACKWARD) {
+    refuse(bytes +
+           " with call LL_FORWARD_BACKWARD, which keeps in its workspace; must be 0, or call forward and backward");
+  }
+  if (p.saved_bytes > static_cast<std::uint64_t>(kLargestMatrix)) refuse(bytes + "; must be at most 2^56");
+  checked.saved = p.saved_bytes;
+}
+
 void read_part(const ll_problem& p, contract::Problem& checked) {
   checked.first_column = p.first_column;
   checked.total_vocab = p.total_vocab;
@@ -439,6 +451,19 @@ void check_pairs(const ll_options& o, const contract::Problem& c) {
              "distill_temperature 1, or targets LL_TARGETS_TEACHER");
     }
   }
+  if (c.topk_log && loss.distillation.tau != 1.0) {
+    // Rows' statistics are those of z / tau, and these would be of z.
+    const std::string tau = "distill_temperature: " + number(loss.distillation.tau) + " with LL_TOPK_LOG and ";
+    constexpr const char* two = "; these are two softmaxes: must be 1, or leave that out, or call twice";
+    if (loss.z_loss > 0.0) refuse(tau + "z_loss " + number(loss.z_loss) + two);
+    if (c.entropy || c.mean_logit || c.sum_p2) refuse(tau + "LL_ENTROPY, LL_MEAN_LOGIT or LL_SUM_P2" + two);
+    if (c.entropy_gradient) refuse(tau + "LL_ENTROPY_GRADIENT" + two);
+  }
+  if (c.saved > 0 && (c.distils() || c.is_part())) {
+    refuse("saved_bytes: " + std::to_string(c.saved) + " with " +
+           (c.distils() ? "targets LL_TARGETS_TEACHER" : "total_vocab, a part of a vocabulary") +
+           "; nothing is kept there: must be 0");
+  }
   if (c.distils() && c.entropy_gradient) {
     refuse("inputs: LL_ENTROPY_GRADIENT with targets LL_TARGETS_TEACHER, which offer none; clear the bit");
   }
@@ -498,7 +523,8 @@ ll_problem default_problem() {
                     .first_column = 0,
                     .total_vocab = 0,
                     .inputs = 0,
-                    .outputs = 0};
+                    .outputs = 0,
+                    .saved_bytes = 0};
 }
 
 ll_options default_options() {
@@ -600,6 +626,7 @@ contract::Problem checked_problem(const ll_problem* problem, const ll_options* o
   checked.dw_contiguous = (p.flags & LL_GRAD_WEIGHT_STRIDED) == 0;
   checked.in_place = (p.flags & LL_IN_PLACE) != 0;
   checked.budget = p.memory_budget;
+  read_saved(p, checked);
   read_part(p, checked);
   read_bits(p, checked);
   checked.loss = checked_loss(o, checked.classes(), p.call, checked.topk_log);

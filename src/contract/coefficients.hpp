@@ -20,7 +20,7 @@ struct RowResult {
   F m;         // reference
   F log_s;     // log of s = sum_j exp(z_j - m)
   F inv_s;     // 1 / s
-  F q;         // 1 - p_y
+  F q, p;      // 1 - p_y, p_y
   F nll;       // -log p_y
   F k, n;      // sum of kappa_j (z_j - m), sum of kappa_j
   F mean_gap;  // sum_j p_j (z_j - m) = T / s
@@ -57,12 +57,13 @@ LL_HD inline RowResult<F> finish(RowStatistics<F> a, F z_y, bool has_target = tr
   out.bad = !(a.m > F(-INFINITY) && a.m < F(INFINITY) && s > F(0));
   if (out.bad) {
     F const nan = F(NAN);
-    out.m = out.log_s = out.inv_s = out.q = out.nll = out.mean_gap = out.log_p2 = nan;
+    out.m = out.log_s = out.inv_s = out.q = out.p = out.nll = out.mean_gap = out.log_p2 = nan;
     return out;
   }
   out.log_s = e_y == F(1) ? log1p(a.r) : log(s);
   out.inv_s = LL_MUTATE(7, F(1), F(1.01)) / s;
   out.q = LL_MUTATE(8, a.r / s, F(1) - e_y);
+  out.p = e_y / s;
   F const far = LL_MUTATE(9, -gap + out.log_s, out.log_s);
   out.nll = e_y > a.r ? LL_MUTATE(10, log1p(a.r / e_y), a.r / e_y) : far;
   F const t_y = e_y > F(0) ? e_y * gap : F(0);
@@ -122,15 +123,15 @@ LL_HD inline RowCoefficients<F> coefficients_of(RowResult<F> const& row, Upstrea
   F const spread = w.spread == F(0) ? F(0) : w.spread * row.n;
   F const by_lse = w.z_loss == F(0) ? up.lse : LL_MUTATE(35, F(2) * w.z_loss * row.lse() * g, g) + up.lse;
   F const b = g * w.hard - LL_MUTATE(36, up.logprob, F(0));
-  // a - b without their common part, which would cancel: what the target's entry keeps beside -a q.
+  // a - b without their common part, which would cancel: D_y = a p - b = (a - b) p - b q.
   F const a_minus_b = LL_MUTATE(15, g * spread, F(0)) + by_lse;
   RowCoefficients<F> out;
   out.a = LL_MUTATE(13, a_minus_b + b, F(1)) * dz;
   out.c = LL_MUTATE(14, w.spread * g, F(0)) * dz;
   out.e = LL_MUTATE(37, up.entropy, F(0)) * dz;
-  out.at_target = a_minus_b * dz - LL_MUTATE(16, out.a * row.q, out.a);
+  out.at_target = (a_minus_b * row.p - b * LL_MUTATE(16, row.q, F(1))) * dz;
   if (out.e != F(0) && row.nll < F(INFINITY))
-    out.at_target -= out.e * (F(1) - row.q) * LL_MUTATE(38, row.entropy() - row.nll, row.entropy());
+    out.at_target -= out.e * row.p * LL_MUTATE(38, row.entropy() - row.nll, row.entropy());
   return out;
 }
 

@@ -104,7 +104,7 @@ struct Problem {
   bool dw_contiguous = true;  // dW's rows are adjacent, so its bytes may hold exponentials until it is written
   bool in_place = false;      // D may be written over z
   std::uint64_t budget = 0;   // bytes of workspace; 0: no limit
-  std::uint64_t saved = 0;    // bytes of the caller's buffer in which forward keeps what backward need not multiply again
+  std::uint64_t saved = 0;  // bytes of the caller's buffer in which forward keeps what backward need not multiply again
   // Inputs beside X, W or z, and y.
   DType bias = DType::none;
   bool class_weight = false, row_weight = false, row_temperature = false, keep_mask = false, logit_floor = false;

@@ -200,8 +200,9 @@ class LinearRun {
         : slot(run.flags_, run.plan_.machine.threads),
           columns(run.thread_columns_ + slot.index() * run.column_bytes_),
           tile(run.thread_tile_ + slot.index() * run.tile_floats_),
-          teacher_columns(run.teacher_columns_ + slot.index() * run.teacher_column_bytes_),
-          teacher_tile(run.teacher_tile_ + slot.index() * run.tile_floats_),
+          teacher_columns(run.teacher_ != nullptr ? run.teacher_columns_ + slot.index() * run.teacher_column_bytes_
+                                                  : nullptr),
+          teacher_tile(run.teacher_ != nullptr ? run.teacher_tile_ + slot.index() * run.tile_floats_ : nullptr),
           leave(multiplies && run.any_bf16() ? run.target_.leave : nullptr) {
       if (multiplies && run.any_bf16() && run.target_.enter != nullptr) run.target_.enter();
     }
@@ -364,10 +365,11 @@ class LinearRun {
   float take_leaf(float* z, std::int64_t columns, std::int64_t y, std::int64_t leaf, std::int64_t i) {
     std::int64_t const at = leaf * plan_.chunk + i;
     if (options_.full()) {
-      float buffer[leaf_columns];
+      float buffer[leaf_columns], bits[leaf_columns];
+      const float* const kept = options_.kept(bits, columns, leaf * leaf_columns, index_[row0_ + i], y);
       const float* const kappa =
           options_.weighs() ? options_.kappa(buffer, columns, leaf * leaf_columns, index_[row0_ + i]) : nullptr;
-      LeafNumbers const v = rows_.leaf_full(z, columns, y, options_.wants(kappa));
+      LeafNumbers const v = rows_.leaf_full(z, columns, y, options_.wants(kappa, kept));
       leaf_.m[at] = v.m;
       leaf_.r[at] = v.r;
       for (auto const& [array, value] :
@@ -653,7 +655,7 @@ class LinearRun {
     by.h0 = h0_[i];
     by.c = c_[i];
     by.slope = slope_[i];
-    by.kappa = options_.gradient_kappa(buffer, columns, j0, row);
+    by.kappa = options_.gradient_kappa(buffer, columns, j0, row, y);
     by.filter = static_cast<float>(p_.loss.filter);
     by.seed = p_.loss.filter_seed;
     by.row = static_cast<std::uint64_t>(row);

@@ -109,12 +109,13 @@ struct LogitsRun {
 
   void shaped_leaves(std::int64_t i, std::int64_t y, const LeafArrays& a, std::int32_t* argmax, RowNumbers* v) const {
     alignas(64) float z[leaf_columns];
-    float weights[leaf_columns];
+    float weights[leaf_columns], bits[leaf_columns];
     v->z_y = -INFINITY;
     for (std::int64_t l = 0; l < leaves(); ++l) {
       std::int64_t const n = columns_of(l), mine = shaped_leaf(i, y, l, z);
       const float* const kappa = options.weighs() ? options.kappa(weights, n, l * leaf_columns, i) : nullptr;
-      LeafNumbers const x = rows.leaf_full(z, n, mine, options.wants(kappa));
+      const float* const kept = options.kept(bits, n, l * leaf_columns, i, mine);
+      LeafNumbers const x = rows.leaf_full(z, n, mine, options.wants(kappa, kept));
       a.m[l] = x.m;
       a.r[l] = x.r;
       a.k[l] = x.k;
@@ -144,7 +145,7 @@ struct LogitsRun {
     std::int64_t left = 0;
     for (std::int64_t l = 0; l < leaves(); ++l) {
       std::int64_t const j0 = l * leaf_columns, n = columns_of(l), mine = shaped_leaf(i, y, l, z);
-      by.kappa = options.gradient_kappa(weights, n, j0, i);
+      by.kappa = options.gradient_kappa(weights, n, j0, i, mine);
       by.column0 = p.first_column + j0;
       by.exempt = mine;
       left += rows.gradient(z, n, by, &variance);

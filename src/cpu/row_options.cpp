@@ -111,17 +111,32 @@ const float* RowOptions::kappa(float* buffer, std::int64_t n, std::int64_t j0, s
   return buffer;
 }
 
-const float* RowOptions::gradient_kappa(float* buffer, std::int64_t n, std::int64_t j0, std::int64_t i) const {
+const float* RowOptions::kept(float* buffer, std::int64_t n, std::int64_t j0, std::int64_t i, std::int64_t y) const {
+  if (!o_.keep_mask) return nullptr;
+  auto const* const bytes = reinterpret_cast<const std::uint8_t*>(row_of(o_.keep_mask, i)) + j0 / 8;
+  for (std::int64_t j = 0; j < n; ++j) buffer[j] = static_cast<float>(bytes[j / 8] >> (j % 8) & 1);
+  if (y >= 0) buffer[y] = 1.0F;
+  return buffer;
+}
+
+const float* RowOptions::gradient_kappa(float* buffer, std::int64_t n, std::int64_t j0, std::int64_t i,
+                                        std::int64_t y) const {
   if (!weighs()) return nullptr;
   const float* const own = kappa(buffer, n, j0, i);
+  if (o_.keep_mask) {
+    float bits[leaf_columns];
+    kept(bits, n, j0, i, y);
+    for (std::int64_t j = 0; j < n; ++j) buffer[j] = bits[j] * (own != nullptr ? own[j] : 1.0F);
+    return buffer;
+  }
   if (own != nullptr) return own;
   std::fill(buffer, buffer + n, 1.0F);
   return buffer;
 }
 
-LeafWants RowOptions::wants(const float* kappa) const {
-  return {kappa,      weighs(), p_.wants_entropy(), p_.sum_p2, p_.mean_logit || (restricts_ && weighs()),
-          restricts_, p_.argmax};
+LeafWants RowOptions::wants(const float* kappa, const float* kept) const {
+  return {kappa,          kept,     weighs(), p_.wants_entropy(), p_.sum_p2, p_.mean_logit || (restricts_ && weighs()),
+          p_.logit_floor, p_.argmax};
 }
 
 double RowOptions::target_weight(std::int64_t y) const {
@@ -251,7 +266,7 @@ GradientRow RowOptions::gradient_row(std::int64_t i, const RowOutcome& row) cons
   out.filter = static_cast<float>(p_.loss.filter);
   out.seed = p_.loss.filter_seed;
   out.row = static_cast<std::uint64_t>(i);
-  out.dropped = restricts_;
+  out.dropped = p_.logit_floor;
   return out;
 }
 

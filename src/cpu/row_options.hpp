@@ -71,9 +71,11 @@ class RowOptions {
   }
   // Weights of columns [j0, j0 + n) of row i: `buffer`, or memory of the class weights; null: 1 each.
   const float* kappa(float* buffer, std::int64_t n, std::int64_t j0, std::int64_t i) const;
-  // The same for the kernel that forms D, which wants an array where every class counts 1.
-  const float* gradient_kappa(float* buffer, std::int64_t n, std::int64_t j0, std::int64_t i) const;
-  LeafWants wants(const float* kappa) const;
+  // 1 for the classes that a keep mask leaves, 0 for others, y: the target's column or -1. Null: no mask.
+  const float* kept(float* buffer, std::int64_t n, std::int64_t j0, std::int64_t i, std::int64_t y) const;
+  // kappa for the kernel that forms D, which wants an array where every class counts 1 and 0 for what a mask drops.
+  const float* gradient_kappa(float* buffer, std::int64_t n, std::int64_t j0, std::int64_t i, std::int64_t y) const;
+  LeafWants wants(const float* kappa, const float* kept) const;
   // kappa over all classes, the same for every row; null: 1 each.
   const float* class_weights() const { return buffers_.class_weight; }
 

@@ -151,7 +151,8 @@ class Call {
   }
 
   // Runs and gives every output by name. `stats`: written by forward, read by backward.
-  Values run(ll_context* context, std::vector<float>* stats = nullptr) {
+  // Nothing where the call says another status than expected, or one that is not LL_OK.
+  Values run(ll_context* context, std::vector<float>* stats = nullptr, ll_status expected = LL_OK) {
     ll_plan* made = nullptr;
     const ll_status planned = ll_plan_create(context, &problem, &options, &made);
     EXPECT_EQ(planned, LL_OK) << ll_last_error();
@@ -184,7 +185,9 @@ class Call {
     const auto function = problem.call == LL_FORWARD    ? ll_forward
                           : problem.call == LL_BACKWARD ? ll_backward
                                                         : ll_forward_backward;
-    EXPECT_EQ(function(plan.get(), &arguments, workspace.data(), workspace.size(), nullptr), LL_OK) << ll_last_error();
+    EXPECT_EQ(function(plan.get(), &arguments, workspace.data(), workspace.size(), nullptr), expected)
+        << ll_last_error();
+    if (expected != LL_OK) return {};
     Values values;
     for (const Output& each : outputs_) values[each.name] = each.values();
     values["kept_rows"] = {static_cast<double>(kept)};
@@ -420,6 +423,7 @@ TEST(OptionResults, TopKOfATeacher) {
           c.options.rest = rest;
           c.options.distill_temperature = 2.0;
           c.options.temperature_squared = 1;
+          if (c.problem.outputs != 0) c.problem.outputs = LL_ARGMAX;
         },
         {LL_LINEAR, LL_LOGITS}, Rows::losses);
     expect_as_reference([&](Call& c) {
@@ -429,23 +433,6 @@ TEST(OptionResults, TopKOfATeacher) {
       c.options.hard_share = 0.25;
     });
   }
-}
-
-// The temperature of distillation is the divergence's: what is said of a row, and a z-loss, are of z itself.
-TEST(OptionResults, TopKOfATeacherSaysRowsAtTemperature1) {
-  expect_as_reference(
-      [&](Call& c) {
-        give_topk(c, true);
-        c.options.distill_temperature = 2.0;
-      },
-      {LL_LINEAR, LL_LOGITS}, Rows::without_targets);
-  expect_as_reference(
-      [&](Call& c) {
-        give_topk(c, true);
-        c.options.distill_temperature = 2.0;
-        c.options.z_loss = 0.125;
-      },
-      {LL_LINEAR, LL_LOGITS}, Rows::losses);
 }
 
 TEST(OptionResults, Teacher) {
@@ -745,6 +732,34 @@ TEST(OptionResults, NextTokenTargets) {
   EXPECT_EQ(want.at("kept_rows"), std::vector<double>{4.0});
   expect_close(run(packed, cpu.get()), want, "cu_seqlens");
   expect_close(run(of_documents, cpu.get()), want, "document_ids");
+}
+
+// What forward keeps in the caller's buffer changes nothing of what backward gives but its time; the wrong buffer, or
+// one for other rows, is refused.
+TEST(OptionResults, BackwardFromSavedExponentials) {
+  const ContextPointer cpu = make_context(LL_BACKEND_CPU), reference = make_context(LL_BACKEND_REFERENCE);
+  for (const bool softcap : {false, true})
+    for (const std::uint64_t bytes : {std::uint64_t{1} << 20, std::uint64_t{8192}, std::uint64_t{64}}) {
+      const auto configure = [&](Call& c) {
+        if (softcap) c.options.softcap = 3.0;
+      };
+      Call both(LL_LINEAR, LL_FORWARD_BACKWARD), forward(LL_LINEAR, LL_FORWARD), backward(LL_LINEAR, LL_BACKWARD);
+      for (Call* each : {&both, &forward, &backward}) configure(*each);
+      const Values want = both.run(reference.get());
+      alignas(64) static std::uint8_t buffer[1 << 20];
+      for (Call* each : {&forward, &backward}) {
+        each->problem.saved_bytes = bytes;
+        each->set(&ll_arguments::saved, tensor(buffer, LL_U8, {static_cast<std::int64_t>(bytes)}));
+      }
+      std::vector<float> stats;
+      const Values first = forward.run(cpu.get(), &stats);
+      ASSERT_FALSE(first.empty());
+      expect_close(backward.run(cpu.get(), &stats), want, "saved in " + std::to_string(bytes));
+      if (bytes == 64) continue;  // not a leaf fits
+      buffer[0] ^= 1;
+      EXPECT_TRUE(backward.run(cpu.get(), &stats, LL_ERROR_INVALID_ARGUMENT).empty());
+      EXPECT_NE(std::string(ll_last_error()).find("saved: holds"), std::string::npos) << ll_last_error();
+    }
 }
 
 }  // namespace

@@ -44,10 +44,10 @@ TEST(Structs, LayoutIsWhatWasPublished) {
   EXPECT_EQ(offsetof(ll_context_options, cpu_target), 32u);
   EXPECT_EQ(sizeof(ll_options), 176u);
   EXPECT_EQ(offsetof(ll_options, on_empty), 40u);
-  EXPECT_EQ(sizeof(ll_problem), 152u);
+  EXPECT_EQ(sizeof(ll_problem), 160u);
   EXPECT_EQ(offsetof(ll_problem, flags), 64u);
   EXPECT_EQ(offsetof(ll_problem, memory_budget), 72u);
-  EXPECT_EQ(sizeof(ll_arguments), 376u);
+  EXPECT_EQ(sizeof(ll_arguments), 384u);
   EXPECT_EQ(offsetof(ll_arguments, grad_loss), 104u);
   EXPECT_EQ(offsetof(ll_arguments, bad_rows), 136u);
 }
@@ -122,7 +122,7 @@ TEST(Structs, GarbageSizesAreRefused) {
     ll_problem problem = s.problem;
     problem.size = size;
     EXPECT_TRUE(refused(plan_with(&problem, &s.options), LL_ERROR_INVALID_ARGUMENT,
-                        {"problem.size: " + std::to_string(size), "sizeof(ll_problem)", "152"}));
+                        {"problem.size: " + std::to_string(size), "sizeof(ll_problem)", "160"}));
     ll_options options = s.options;
     options.size = size;
     EXPECT_TRUE(refused(plan_with(&s.problem, &options), LL_ERROR_INVALID_ARGUMENT,
@@ -141,7 +141,7 @@ TEST(Structs, GarbageSizesAreRefused) {
     s.x_view.size = sizeof(ll_tensor);
     s.arguments.size = size;
     EXPECT_TRUE(refused(s.run(plan.get()), LL_ERROR_INVALID_ARGUMENT,
-                        {"arguments.size: " + std::to_string(size), "sizeof(ll_arguments)", "376"}));
+                        {"arguments.size: " + std::to_string(size), "sizeof(ll_arguments)", "384"}));
     s.arguments.size = sizeof(ll_arguments);
     EXPECT_TRUE(s.untouched());
   }

@@ -256,6 +256,31 @@ inline void check_options(CpuBackend& backend, Kind kind, const Judge& judge, un
   const Answer again = ask(backend, b, &got), third = ask(backend, b, &got);
   ASSERT_EQ(again.error, "") << what;
   ASSERT_NO_FATAL_FAILURE(expect_gradients(s, again, want, unit, "backward " + what));
+  if (kind == Kind::linear && !s.p.distils()) {
+    // And with what forward saved in a buffer for nothing, some or all of the classes.
+    const std::uint64_t sizes[] = {64, 20000, 100000, 1 << 22};
+    std::vector<std::uint8_t> memory((1 << 22) + 64);
+    Sample f = s;
+    f.p.call = Call::forward;
+    f.p.dx = f.p.dw = f.p.db = DType::none;
+    f.p.saved = b.p.saved = sizes[seed % 4];
+    std::uint8_t* const buffer = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
+    const View saved{buffer, DType::u8, static_cast<std::int64_t>(b.p.saved), 1, 1, 1};
+    Answer first(f, false);
+    Operands o = f.operands();
+    first.into(o, true);
+    o.saved = saved;
+    ASSERT_EQ(backend.run(f.p, o, &first.outcome, &first.status), "") << what;
+    ASSERT_NO_FATAL_FAILURE(expect_outputs(s, first, want, "forward that saves, " + what));
+    const Answer last(b, false, &first);
+    Outcome outcome;
+    int status = LL_OK;
+    o = b.operands();
+    last.into(o, false);
+    o.saved = saved;
+    ASSERT_EQ(backend.run(b.p, o, &outcome, &status), "") << what;
+    ASSERT_NO_FATAL_FAILURE(expect_gradients(s, last, want, unit, "backward from what was saved, " + what));
+  }
   for (auto [a, c] :
        {std::pair{&again.dx, &third.dx}, {&again.dw, &third.dw}, {&again.dz, &third.dz}, {&again.db, &third.db}}) {
     if (*a) {

@@ -92,6 +92,7 @@ inline LeafNumbers leaf_full(float* z, std::int64_t n, std::int64_t target, cons
         for (int j = count; j < F32::lanes; ++j) ones[j] = 0.0F;
         one = F32::load(ones);
       }
+      if (wants.kept != nullptr) one = one * load_some(wants.kept + i, count, 0.0F);
       u = u + weighted(one, gap);
       c = c + one;
       F32 kappa = one;

@@ -47,8 +47,9 @@ struct Transform {
 // What leaf_full sums beside m and r.
 struct LeafWants {
   const float* kappa;  // weights of k and n; null: 1 for every class that is not dropped
+  const float* kept;   // 0 for a class that a mask dropped, else 1; null: no mask
   bool k, t, g, u;
-  bool dropped;  // a restriction was applied: classes of z = -inf count neither in k, n nor in u, c
+  bool dropped;  // a floor was applied: classes of z = -inf count neither in k, n nor in u, c
   bool argmax;
 };
 struct LeafNumbers {
