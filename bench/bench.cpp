@@ -44,7 +44,8 @@ std::vector<DType> dtypes_of(const std::string& list) {
 
 void check(const BenchRequest& request) {
   bool known = false;
-  for (const char* suite : {"ceilings", "linear", "logits", "options", "error", "all"}) known = known || request.suite == suite;
+  for (const char* suite : {"ceilings", "linear", "logits", "options", "error", "all"})
+    known = known || request.suite == suite;
   if (!known) refuse("suite: " + request.suite + "; must be ceilings, linear, logits, options, error or all");
   (void)dtypes_of(request.dtype);
   if (request.data != "trained" && request.data != "random") {

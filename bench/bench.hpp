@@ -11,8 +11,8 @@
 namespace logitless::bench {
 
 struct BenchRequest {
-  // ceilings: the machine alone. linear, logits, options: speed. error: gradient errors against double, ours over the plain
-  // low-precision pipeline's. all: everything.
+  // ceilings: the machine alone. linear, logits, options: speed. error: gradient errors against double, ours over the
+  // plain low-precision pipeline's. all: everything.
   std::string suite = "linear";
   std::int64_t rows = 2048, hidden = 2048, vocab = 32768;  // R, H, V; hidden is not used by logits
   std::string dtype;  // of X, W and logits: f32, bf16, f16, several with commas; "": bf16, for logits f32,bf16

@@ -25,8 +25,8 @@ float rounded_to_bf16(float value) {
 
 class DenseHead : public Head {
  public:
-  DenseHead(const HeadShape& shape, bool bf16, Products& products)
-      : shape_(shape), bf16_(bf16), products_(products), pool_(products.pool()) {
+  DenseHead(const HeadShape& shape, bool bf16, const LossOptions& loss, Products& products)
+      : shape_(shape), bf16_(bf16), loss_(loss), products_(products), pool_(products.pool()) {
     const auto rv = static_cast<std::size_t>(shape.rows * shape.vocab);
     z_.resize(rv);
     p_.resize(rv);
@@ -42,19 +42,33 @@ class DenseHead : public Head {
     product_seconds_ = 0;
     round_operands(x, w);
     timed([&] { products_.nt(r, v, h, x, w, z_.data()); });
-    const double sum = forward_kernels(y);
+    const double sum = forward_kernels(y, loss_).loss;
     nll_backward(y, 1.0f / static_cast<float>(r));
     log_backward();
-    softmax_backward();
+    softmax_backward(1.0f / static_cast<float>(r));
     timed([&] { products_.nn(r, h, v, z_.data(), w, dx); });
     timed([&] { products_.tn(v, h, r, z_.data(), x, dw, true); });
     return sum / static_cast<double>(r);
   }
 
-  double loss_sum(const float* x, const float* w, const std::int32_t* y) override {
+  Evaluated evaluate(const float* x, const float* w, const std::int32_t* y) override {
     round_operands(x, w);
     products_.nt(shape_.rows, shape_.vocab, shape_.hidden, x, w, z_.data());
-    return forward_kernels(y);
+    Evaluated out = forward_kernels(y, {.softcap = loss_.softcap});
+    std::vector<double> entropy(static_cast<std::size_t>(shape_.rows));
+    std::vector<char> correct(entropy.size());
+    each_row([&](std::int64_t i) {
+      if (y[i] == ignored) return;
+      entropy[static_cast<std::size_t>(i)] = static_cast<double>(-(row(p_, i) * row(l_, i)).sum());
+      Eigen::Index top = 0;
+      row(z_, i).maxCoeff(&top);
+      correct[static_cast<std::size_t>(i)] = top == y[i] ? 1 : 0;
+    });
+    for (std::size_t i = 0; i < entropy.size(); ++i) {
+      out.entropy += entropy[i];
+      out.correct += correct[i];
+    }
+    return out;
   }
 
   std::int64_t extra_bytes() const override {
@@ -95,25 +109,39 @@ class DenseHead : public Head {
   }
   Row row(Vector<float>& array, std::int64_t i) { return Row(&array[i * shape_.vocab], shape_.vocab); }
 
-  double forward_kernels(const std::int32_t* y) {
-    each_row([&](std::int64_t i) {  // softmax
+  Evaluated forward_kernels(const std::int32_t* y, const LossOptions& loss) {
+    each_row([&](std::int64_t i) {  // softmax, of capped logits
       Row z = row(z_, i), p = row(p_, i);
+      if (loss.softcap > 0) z = static_cast<float>(loss.softcap) * (z / static_cast<float>(loss.softcap)).tanh();
       p = (z - z.maxCoeff()).exp();
       p *= 1.0f / p.sum();
     });
     each_row([&](std::int64_t i) { row(l_, i) = row(p_, i).log(); });  // log
-    double sum = 0;                                                    // NLL
+    Evaluated out;                                                     // NLL, smoothing, z-loss
     for (std::int64_t i = 0; i < shape_.rows; ++i) {
-      if (y[i] != ignored) sum -= static_cast<double>(l_[i * shape_.vocab + y[i]]);
+      if (y[i] == ignored) continue;
+      const auto nll = -static_cast<double>(l_[i * shape_.vocab + y[i]]);
+      out.loss += (1 - loss.smoothing) * nll;
+      if (loss.smoothing > 0)
+        out.loss -= loss.smoothing * row(l_, i).cast<double>().sum() / static_cast<double>(shape_.vocab);
+      const double lse = lse_of(i, y[i]);
+      out.loss += loss.z_loss * lse * lse;
     }
-    return sum;
+    return out;
+  }
+  double lse_of(std::int64_t i, std::int32_t y) {
+    const std::int64_t at = i * shape_.vocab + y;
+    return static_cast<double>(z_[at]) - static_cast<double>(l_[at]);
   }
 
   void nll_backward(const std::int32_t* y, float share) {
+    lse_.resize(static_cast<std::size_t>(shape_.rows));
+    const auto smoothing = static_cast<float>(loss_.smoothing);
     each_row([&](std::int64_t i) {
+      lse_[static_cast<std::size_t>(i)] = lse_of(i, y[i]);
       Row dl = row(l_, i);
-      dl.setZero();
-      dl[y[i]] = -share;
+      dl.setConstant(-share * smoothing / static_cast<float>(shape_.vocab));
+      dl[y[i]] -= share * (1.0f - smoothing);
     });
   }
   void log_backward() {
@@ -122,26 +150,34 @@ class DenseHead : public Head {
       dp /= row(p_, i);
     });
   }
-  void softmax_backward() {
+  void softmax_backward(float share) {
+    const auto cap = static_cast<float>(loss_.softcap);
     each_row([&](std::int64_t i) {
       Row p = row(p_, i), dp = row(l_, i), dz = row(z_, i);
       const float along = (p * dp).sum();
-      dz = p * (dp - along);
+      // d lambda lse^2 / dz = 2 lambda lse p; the capped logits give the cap's slope before dz takes their place.
+      const float by_lse = share * 2.0f * static_cast<float>(loss_.z_loss * lse_[static_cast<std::size_t>(i)]);
+      if (cap > 0)
+        dz = p * (dp - along + by_lse) * (1.0f - (dz / cap).square());
+      else
+        dz = p * (dp - along + by_lse);
     });
   }
 
   HeadShape shape_;
   bool bf16_;
+  LossOptions loss_;
   Products& products_;
   Pool& pool_;
   Vector<float> z_, p_, l_, x_, w_;
+  std::vector<double> lse_;
   double product_seconds_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Head> make_dense_head(const HeadShape& shape, bool bf16, Products& products) {
-  return std::make_unique<DenseHead>(shape, bf16, products);
+std::unique_ptr<Head> make_dense_head(const HeadShape& shape, bool bf16, const LossOptions& loss, Products& products) {
+  return std::make_unique<DenseHead>(shape, bf16, loss, products);
 }
 
 }  // namespace tiny_lm

@@ -1,7 +1,7 @@
 // The head by Logitless, through its public C++ face: a context, two plans, one workspace, all made once.
 //
 //   train: forward_backward within the budget, dX in fp32, dW added into the caller's fp32 buffer (tied embedding)
-//   loss_sum: forward alone, rows of the ignored target dropped by the library
+//   evaluate: forward alone with entropy and argmax, rows of the ignored target dropped by the library
 // The [R,V] logits never exist. With bf16 operands X and W are copied to bf16 once per call; sums stay fp32.
 #include <logitless/logitless.hpp>
 #include <nlohmann/json.hpp>
@@ -28,7 +28,12 @@ ll::Problem problem_of(const HeadShape& shape, bool bf16, ll::Call call, std::ui
     problem.grad_weight_dtype = ll::DType::f32;
     problem.accumulate_grad_weight = true;
   }
+  problem.entropy = problem.argmax = call == ll::Call::forward;
   return problem;
+}
+
+ll::Options options_of(const LossOptions& loss) {
+  return {.label_smoothing = loss.smoothing, .softcap = loss.softcap, .z_loss = loss.z_loss};
 }
 
 void round_to_bf16(Pool& pool, const float* from, Vector<ll::bfloat16>& to) {
@@ -44,9 +49,14 @@ class LogitlessHead : public Head {
         bf16_(bf16),
         pool_(pool),
         context_({.threads = settings.threads}),
-        train_(context_, problem_of(shape, bf16, ll::Call::forward_backward, settings.budget)),
+        train_(context_, problem_of(shape, bf16, ll::Call::forward_backward, settings.budget),
+               options_of(settings.loss)),
         evaluate_(context_, problem_of(shape, bf16, ll::Call::forward, settings.budget),
-                  {.reduction = ll::Reduction::sum, .ignore_index = ignored, .on_empty = ll::OnEmpty::zero}) {
+                  {.reduction = ll::Reduction::sum,
+                   .ignore_index = ignored,
+                   .on_empty = ll::OnEmpty::zero,
+                   .softcap = settings.loss.softcap}),
+        entropy_(static_cast<std::size_t>(shape.rows)) {
     if (bf16) {
       x_.resize(static_cast<std::size_t>(shape.rows * shape.hidden));
       w_.resize(static_cast<std::size_t>(shape.vocab * shape.hidden));
@@ -60,8 +70,13 @@ class LogitlessHead : public Head {
     return train_.forward_backward(arguments, workspace_).loss;
   }
 
-  double loss_sum(const float* x, const float* w, const std::int32_t* y) override {
-    return evaluate_.forward(operands(x, w, y), workspace_).loss;
+  Evaluated evaluate(const float* x, const float* w, const std::int32_t* y) override {
+    ll::Arguments arguments = operands(x, w, y);
+    arguments.row_entropy = ll::Tensor(entropy_.data(), {shape_.rows});
+    const ll::Result result = evaluate_.forward(arguments, workspace_);
+    double entropy = 0;
+    for (const float h : entropy_) entropy += static_cast<double>(h);  // 0 for ignored rows
+    return {result.loss, entropy, result.correct};
   }
 
   std::int64_t extra_bytes() const override {
@@ -99,6 +114,7 @@ class LogitlessHead : public Head {
   ll::Context context_;
   ll::Plan train_, evaluate_;
   ll::Workspace workspace_;
+  Vector<float> entropy_;
 };
 
 }  // namespace
@@ -112,8 +128,8 @@ PlanSummary summary_of(const Head& logitless_head) {
   return dynamic_cast<const LogitlessHead&>(logitless_head).summary();
 }
 
-ReferenceGradients reference_gradients(const HeadShape& shape, bool bf16, const float* x, const float* w,
-                                       const std::int32_t* y) {
+ReferenceGradients reference_gradients(const HeadShape& shape, bool bf16, const LossOptions& loss, const float* x,
+                                       const float* w, const std::int32_t* y) {
   const auto raised = [&](const float* from, std::int64_t count) {
     std::vector<double> to(static_cast<std::size_t>(count));
     for (std::int64_t i = 0; i < count; ++i) {
@@ -128,7 +144,10 @@ ReferenceGradients reference_gradients(const HeadShape& shape, bool bf16, const 
   out.dw.resize(weight.size());
   ll::Context context({.backend = ll::Backend::reference});
   const ll::Shape x_shape{shape.rows, shape.hidden}, w_shape{shape.vocab, shape.hidden};
-  const ll::LinearCrossEntropy call{.grad_hidden = ll::Tensor(out.dx.data(), x_shape),
+  const ll::LinearCrossEntropy call{.label_smoothing = loss.smoothing,
+                                    .softcap = loss.softcap,
+                                    .z_loss = loss.z_loss,
+                                    .grad_hidden = ll::Tensor(out.dx.data(), x_shape),
                                     .grad_weight = ll::Tensor(out.dw.data(), w_shape)};
   out.loss = ll::linear_cross_entropy(context, ll::ConstTensor(hidden.data(), x_shape),
                                       ll::ConstTensor(weight.data(), w_shape), ll::ConstTensor(y, {shape.rows}), call)

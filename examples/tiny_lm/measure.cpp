@@ -61,10 +61,12 @@ void print_head_measurement(const Options& options) {
     std::ofstream("/proc/self/clear_refs") << "5";
   }  // the high-water mark starts anew, where that is allowed
   const double before = kilobytes_of("/proc/self/status", "VmRSS:");
-  const auto head = options.measure_head == "dense"
-                        ? make_dense_head(shape, options.bf16(), products)
-                        : make_logitless_head(shape, options.bf16(), pool,
-                                              {.budget = options.budget, .threads = static_cast<int>(options.threads)});
+  const auto head =
+      options.measure_head == "dense"
+          ? make_dense_head(shape, options.bf16(), options.loss(), products)
+          : make_logitless_head(
+                shape, options.bf16(), pool,
+                {.budget = options.budget, .threads = static_cast<int>(options.threads), .loss = options.loss()});
   HeadMeasurement m{.seconds = std::numeric_limits<double>::infinity()};
   for (std::int64_t run = 0; run < options.steps; ++run) {
     const auto begin = std::chrono::steady_clock::now();
@@ -128,7 +130,7 @@ HeadMeasurement measure_head(const HeadCase& which, const Options& options) {
 
 GradientErrors gradient_errors(const HeadShape& shape, const Options& options, Products& products, const float* x,
                                const float* w, const std::int32_t* y) {
-  const ReferenceGradients truth = reference_gradients(shape, options.bf16(), x, w, y);
+  const ReferenceGradients truth = reference_gradients(shape, options.bf16(), options.loss(), x, w, y);
   const auto error_of = [&](Head& head) {
     Vector<float> dx(truth.dx.size()), dw(truth.dw.size());
     const double loss = head.train(x, w, y, dx.data(), dw.data());
@@ -142,9 +144,10 @@ GradientErrors gradient_errors(const HeadShape& shape, const Options& options, P
     };
     return GradientError{relative(dx, truth.dx), relative(dw, truth.dw), std::abs(loss - truth.loss) / truth.loss};
   };
-  const auto logitless = make_logitless_head(shape, options.bf16(), products.pool(),
-                                             {.budget = options.budget, .threads = static_cast<int>(options.threads)});
-  const auto dense = make_dense_head(shape, options.bf16(), products);
+  const auto logitless = make_logitless_head(
+      shape, options.bf16(), products.pool(),
+      {.budget = options.budget, .threads = static_cast<int>(options.threads), .loss = options.loss()});
+  const auto dense = make_dense_head(shape, options.bf16(), options.loss(), products);
   return {shape.rows, error_of(*logitless), error_of(*dense)};
 }
 

@@ -22,6 +22,8 @@ struct Whole {
 };
 struct Real {
   double Options::* field;
+  double most = 1;
+  bool zero = false;  // 0 is allowed
 };
 struct Size {
   std::uint64_t Options::* field;
@@ -58,6 +60,9 @@ const std::vector<Entry>& table() {
       {"--context", "N", true, Whole{&Options::context, 1, 1024}, "tokens that the model looks back"},
       {"--inner", "F", true, Whole{&Options::inner, 1, 1 << 16}, "width of the hidden layer"},
       {"--rate", "X", true, Real{&Options::rate}, "Adam's largest learning rate"},
+      {"--smoothing", "A", true, Real{&Options::smoothing, 1, true}, "label smoothing of both heads (0)"},
+      {"--z-loss", "X", true, Real{&Options::z_loss, 1, true}, "times the square of log-sum-exp, both heads (0)"},
+      {"--softcap", "X", true, Real{&Options::softcap, 1e6, true}, "logits become X tanh(z / X); 0: none (0)"},
       {"--seed", "N", true, Whole{&Options::seed, 0, std::int64_t{1} << 62}, "of weights and batches (1)"},
       {"--every", "N", true, Whole{&Options::every, 1, large}, "steps between held-out perplexities"},
       {"--threads", "N", true, Whole{&Options::threads, 1, 1024}, "threads (all that this process may use)"},
@@ -113,8 +118,12 @@ void set(const Entry& entry, const std::string& text, Options& options) {
     options.*whole->field = value;
   } else if (const auto* real = std::get_if<Real>(&entry.kind)) {
     double value = 0;
-    if (!parse_whole_text(text, value) || !(value > 0 && value <= 1))
-      refuse(entry.name, text, "a number above 0 and up to 1");
+    if (!parse_whole_text(text, value) || !((value > 0 || (real->zero && value == 0)) && value <= real->most)) {
+      char right[64];
+      std::snprintf(right, sizeof right, "a number %s 0 %s %g", real->zero ? "from" : "above",
+                    real->zero ? "to" : "and up to", real->most);
+      refuse(entry.name, text, right);
+    }
     options.*real->field = value;
   } else if (const auto* size = std::get_if<Size>(&entry.kind)) {
     options.*size->field = parse_size(entry.name, text);

@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "heads.hpp"
+
 namespace tiny_lm {
 
 struct UsageError : std::runtime_error {
@@ -19,13 +21,14 @@ struct Options {
   // kept in the checkpoint
   std::string text;  // "": this repository's sources and documentation
   std::int64_t vocab = 16384;
-  std::int64_t steps = 400;
+  std::int64_t steps = 300;
   std::string head = "fp32";  // or bf16: operands of both heads
   std::int64_t rows = 512;    // tokens of a step
   std::int64_t hidden = 256;
   std::int64_t context = 6;
   std::int64_t inner = 512;
   double rate = 2e-3;
+  double smoothing = 0, z_loss = 0, softcap = 0;   // of both heads; 0: none
   std::uint64_t budget = std::uint64_t{16} << 20;  // Logitless' workspace; 0: no limit
   std::int64_t threads = 0;                        // 0: all that this process may use
   std::int64_t seed = 1;
@@ -42,6 +45,7 @@ struct Options {
 
   std::set<std::string> given;  // names, "--steps"
   bool bf16() const { return head == "bf16"; }
+  LossOptions loss() const { return {smoothing, z_loss, softcap}; }
 };
 
 Options parse_options(int argc, const char* const* argv);

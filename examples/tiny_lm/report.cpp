@@ -347,11 +347,14 @@ std::string tile(const std::string& number, const std::string& words) {
 }
 
 std::string perplexity_table(const Findings& f) {
-  std::string out = "<table><tr><th>step</th><th>Logitless</th><th>dense</th><th>relative difference</th></tr>\n";
+  std::string out =
+      "<table><tr><th>step</th><th>Logitless</th><th>dense</th><th>relative difference</th>"
+      "<th>token accuracy</th><th>mean entropy, nats</th></tr>\n";
   for (std::size_t i = 0; i < f.logitless_perplexity.size() && i < f.dense_perplexity.size(); ++i) {
     const double a = f.logitless_perplexity[i].perplexity, b = f.dense_perplexity[i].perplexity;
-    out += format("<tr><td>%s</td><td>%.2f</td><td>%.2f</td><td>%.1e</td></tr>\n",
-                  number_text(f.logitless_perplexity[i].step).c_str(), a, b, std::abs(a - b) / b);
+    out += format("<tr><td>%s</td><td>%.2f</td><td>%.2f</td><td>%.1e</td><td>%.2f %%</td><td>%.3f</td></tr>\n",
+                  number_text(f.logitless_perplexity[i].step).c_str(), a, b, std::abs(a - b) / b,
+                  100 * f.logitless_perplexity[i].accuracy, f.logitless_perplexity[i].entropy);
   }
   return out + "</table>\n";
 }
@@ -403,6 +406,9 @@ std::vector<std::string> ten_lines(const Findings& f, const std::filesystem::pat
              f.dense_loss.back(), f.largest_difference()),
       format("held out    perplexity Logitless %.2f, dense %.2f", f.logitless_perplexity.back().perplexity,
              f.dense_perplexity.back().perplexity),
+      format("            token accuracy %.2f %%, dense %.2f %%; mean entropy %.3f nats, dense %.3f",
+             100 * f.logitless_perplexity.back().accuracy, 100 * f.dense_perplexity.back().accuracy,
+             f.logitless_perplexity.back().entropy, f.dense_perplexity.back().entropy),
       format("step        Logitless %s = body %s + Adam %s + head %s; dense %s = body %s + Adam %s + head %s",
              milliseconds(step_seconds(ours)).c_str(), milliseconds(ours.body).c_str(), milliseconds(ours.adam).c_str(),
              milliseconds(ours.head).c_str(), milliseconds(step_seconds(dense)).c_str(),

@@ -103,9 +103,11 @@ Trainer::Trainer(const Options& options, std::int64_t vocab, Corpus corpus, Prod
       dx_(static_cast<std::size_t>(options.rows * options.hidden)) {
   const HeadShape shape{options.rows, options.hidden, vocab};
   dense().parameters = logitless().parameters;
-  logitless().head = make_logitless_head(shape, options.bf16(), products.pool(),
-                                         {.budget = options.budget, .threads = static_cast<int>(options.threads)});
-  dense().head = make_dense_head(shape, options.bf16(), products);
+  const LossOptions loss = options.loss();
+  logitless().head =
+      make_logitless_head(shape, options.bf16(), products.pool(),
+                          {.budget = options.budget, .threads = static_cast<int>(options.threads), .loss = loss});
+  dense().head = make_dense_head(shape, options.bf16(), loss, products);
 }
 
 void Trainer::context_at(const std::vector<std::int32_t>& stream, std::int64_t position, std::int32_t* context) const {
@@ -160,7 +162,7 @@ void Trainer::train(Training& training) {
 void Trainer::evaluate() {
   const auto length = static_cast<std::int64_t>(corpus_.held_out.size());
   const std::int64_t count = std::min(evaluated, length);
-  std::array<double, 2> sum{};
+  std::array<Evaluated, 2> sum{};
   for (std::int64_t at = 0; at < count; at += options_.rows) {
     for (std::int64_t i = 0; i < options_.rows; ++i) {
       // Spread evenly over the held-out text; rows beyond the last one are ignored.
@@ -172,11 +174,16 @@ void Trainer::evaluate() {
     for (std::size_t k = 0; k < trainings_.size(); ++k) {
       const float* parameters = trainings_[k].parameters.data();
       const float* x = body_.forward(parameters, contexts_.data(), options_.rows);
-      sum[k] += trainings_[k].head->loss_sum(x, parameters + sizes_.embedding(), targets_.data());
+      const Evaluated some = trainings_[k].head->evaluate(x, parameters + sizes_.embedding(), targets_.data());
+      sum[k].loss += some.loss;
+      sum[k].entropy += some.entropy;
+      sum[k].correct += some.correct;
     }
   }
   for (std::size_t k = 0; k < trainings_.size(); ++k) {
-    trainings_[k].evaluations.push_back({done_, std::exp(sum[k] / static_cast<double>(count))});
+    const auto n = static_cast<double>(count);
+    trainings_[k].evaluations.push_back(
+        {done_, std::exp(sum[k].loss / n), static_cast<double>(sum[k].correct) / n, sum[k].entropy / n});
   }
 }
 
@@ -201,6 +208,7 @@ std::vector<std::int32_t> Trainer::generate(std::uint64_t stream, int count, dou
     context_at(tokens, static_cast<std::int64_t>(tokens.size()), context.data());
     const float* x = body_.forward(parameters, context.data(), 1);
     Eigen::VectorXf z = weight * Eigen::Map<const Eigen::VectorXf>(x, sizes_.hidden);
+    if (const auto cap = static_cast<float>(options_.softcap); cap > 0) z = cap * (z / cap).array().tanh();
     if (tokens.size() < 5) z[Tokenizer::end] = -std::numeric_limits<float>::infinity();  // say something
     std::iota(order.begin(), order.end(), 0);
     const std::int64_t kept = std::min<std::int64_t>(top, sizes_.vocab);
@@ -236,7 +244,8 @@ void Trainer::save(const fs::path& dir, const std::string& config) const {
     sources.push_back({name + ".v", LL_F32, shape, training.adam.v.data()});
     Json steps = Json::array(), evaluations = Json::array();
     for (const StepRecord& s : training.steps) steps.push_back({s.loss, s.body, s.head, s.products, s.adam});
-    for (const Evaluation& e : training.evaluations) evaluations.push_back({e.step, e.perplexity});
+    for (const Evaluation& e : training.evaluations)
+      evaluations.push_back({e.step, e.perplexity, e.accuracy, e.entropy});
     json[name] = {{"steps", steps}, {"evaluations", evaluations}};
   }
   files::write((dir / tensors).string(), sources);
@@ -261,7 +270,7 @@ void Trainer::load(const fs::path& dir) {
       }
     }
     for (const Json& s : json.at(name).at("steps")) training.steps.push_back({s[0], s[1], s[2], s[3], s[4]});
-    for (const Json& e : json.at(name).at("evaluations")) training.evaluations.push_back({e[0], e[1]});
+    for (const Json& e : json.at(name).at("evaluations")) training.evaluations.push_back({e[0], e[1], e[2], e[3]});
   }
   done_ = json.at("step");
 }

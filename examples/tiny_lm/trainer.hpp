@@ -26,7 +26,7 @@ struct StepRecord {
 
 struct Evaluation {
   std::int64_t step = 0;
-  double perplexity = 0;
+  double perplexity = 0, accuracy = 0, entropy = 0;  // accuracy: share of tokens; entropy: mean, in nats
 };
 
 struct Training {

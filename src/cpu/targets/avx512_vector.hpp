@@ -64,7 +64,8 @@ LL_OP float sum_of(F32 a) {
 }
 
 // 2^x for x <= 127; 0 below -126; NaN stays (max returns its second operand, and "not less" is true). Lanes that would
-// underflow are left out: each such result takes an assist of the microcode, some 150 cycles, and masks are full of them.
+// underflow are left out: each such result takes an assist of the microcode, some 150 cycles, and masks are full of
+// them.
 LL_OP F32 exp2_of(F32 x) {
   __mmask16 const normal = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);
   F32 const t(_mm512_max_ps(_mm512_set1_ps(-200.0F), x.v));
