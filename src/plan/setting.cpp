@@ -159,7 +159,7 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   std::int64_t const tile_rows = std::min(m.macro_rows, round_up(dw ? std::max(chunk, block) : chunk, mr));
   std::int64_t const tile_tail = m.leaf - std::min({m.leaf, vocab, dw ? hidden : vocab});
   out.add("thread_tile", DType::f32, m.threads, tile_rows, m.leaf, m.threads * tile_rows * tile_tail);
-  out.add("thread_slots", DType::i64, m.threads, 8, 1, m.threads * 7);
+  out.add("thread_slots", DType::i64, m.threads, 8, 1, std::int64_t{7} * m.threads);
   if (forward) {
     out.add("leaf_m", DType::f32, leaves, chunk, 1);
     out.add("leaf_r", DType::f32, leaves, chunk, 1);
@@ -295,7 +295,7 @@ Ledger logits_ledger_of(const Problem& p, const Machine& m) {
     if (p.dz != DType::none && p.dz != DType::f32)
       out.add("thread_row", DType::f32, m.threads, row, 1, m.threads * (row - p.vocab));
   }
-  out.add("thread_slots", DType::i64, m.threads, 8, 1, m.threads * 7);
+  out.add("thread_slots", DType::i64, m.threads, 8, 1, std::int64_t{7} * m.threads);
   add_operands(p, &out);
   out.add("row_loss", DType::f64, p.rows, 1, 1);
   out.add("row_bad", DType::i64, p.rows, 1, 1);
