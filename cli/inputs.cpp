@@ -83,7 +83,7 @@ struct OptionInput {
   const char* letters;
   const char* help;
 };
-constexpr OptionInput option_table[] = {
+constexpr OptionInput option_input_table[] = {
     {"--bias", &Arguments::bias, Of::numbers, 1, "[V]", "b [V], added to the logits"},
     {"--class-weight", &Arguments::class_weight, Of::f32, 1, "[V]", "[V], of a class as a target"},
     {"--row-weight", &Arguments::row_weight, Of::f32, 1, "[R]", "[R], multiplies a row's loss, not the divisor"},
@@ -103,13 +103,13 @@ constexpr OptionInput option_table[] = {
     {"--temperature", &Arguments::row_temperature, Of::f32, 1, "[R]", nullptr},  // a flag of flags.cpp
     {"--cu-seqlens", nullptr, Of::integers, 1, "[S+1]", nullptr},                // not an argument of the loss
 };
-static_assert(std::size(option_table) == option_inputs);
+static_assert(std::size(option_input_table) == option_inputs);
 constexpr std::size_t plain_options = 3;  // of them, the first: bias and weights
 
 constexpr const char* options_group = "Inputs of options";
 
 void add_option_input(CLI::App& app, InputFlags& flags, std::size_t i) {
-  OptionInput const& row = option_table[i];
+  OptionInput const& row = option_input_table[i];
   add_text(app, row.flag, "FILE[:NAME]", row.help, flags.options[i])->group(options_group);
 }
 
@@ -126,7 +126,7 @@ void shift(const InputFlags& flags, std::int64_t ignore_index, Inputs& inputs) {
   Sequences sequences{.ignore_index = ignore_index};
   Loaded ends;
   if (!flags.cu_seqlens.empty()) {
-    OptionInput const& row = option_table[option_inputs - 1];
+    OptionInput const& row = option_input_table[option_inputs - 1];
     ends = load_one(row.flag, flags.cu_seqlens, row.rank, row.letters, row.of, flags);
     sequences.cu_seqlens = ends.view;
   }
@@ -172,7 +172,7 @@ void add_plain_option_inputs(CLI::App& app, InputFlags& flags) {
 
 void add_option_inputs(CLI::App& app, InputFlags& flags) {
   for (std::size_t i = 0; i < option_inputs; ++i) {
-    if (option_table[i].help != nullptr) add_option_input(app, flags, i);
+    if (option_input_table[i].help != nullptr) add_option_input(app, flags, i);
   }
   app.add_flag("--shift", flags.shift, "targets are token ids; a row's target is the next row's id")
       ->group(options_group);
@@ -184,7 +184,7 @@ void add_option_inputs(CLI::App& app, InputFlags& flags) {
 void load_options(const InputFlags& flags, Inputs& inputs) {
   std::vector<std::string> const specs = specs_of(flags);
   for (std::size_t i = 0; i < option_inputs; ++i) {
-    OptionInput const& row = option_table[i];
+    OptionInput const& row = option_input_table[i];
     if (specs[i].empty() || row.field == nullptr) continue;
     bool const log = row.flag == std::string_view("--topk-logprobs");
     if (log && inputs.options.topk_probs)
@@ -210,8 +210,9 @@ Inputs load(const InputFlags& flags, std::int64_t ignore_index) {
   }
   if (!flags.logits.empty()) {
     for (std::size_t i = 0; i < option_inputs; ++i) {
-      if (flags.options[i].empty() || std::string_view(option_table[i].flag).substr(0, 10) != "--teacher-") continue;
-      throw UsageError(std::string(option_table[i].flag) +
+      if (flags.options[i].empty() || std::string_view(option_input_table[i].flag).substr(0, 10) != "--teacher-")
+        continue;
+      throw UsageError(std::string(option_input_table[i].flag) +
                        ": given with --logits; a teacher's head needs --hidden and --weight, or give --topk-logprobs");
     }
   }

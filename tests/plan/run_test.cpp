@@ -4,6 +4,7 @@
 // of losses and statistics, and the same gradients within rounding, whatever the budget.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <map>
 #include <memory>
@@ -31,7 +32,23 @@ class Pools {
  public:
   cpu::Pool& of(int threads) {
     std::unique_ptr<cpu::Pool>& pool = pools_[threads];
-    if (pool == nullptr) pool = std::make_unique<cpu::Pool>(threads);
+    if (pool == nullptr) {
+      pool = std::make_unique<cpu::Pool>(threads);
+      // A thread that is only starting allocates what belongs to it, under sanitizers at least: let all have run once.
+      std::atomic<int> arrived{0};
+      struct Both {
+        std::atomic<int>* arrived;
+        int threads;
+      } both{&arrived, threads};
+      pool->parallel_for(
+          threads,
+          [](void* user, std::int64_t) {
+            auto& b = *static_cast<Both*>(user);
+            b.arrived->fetch_add(1);
+            while (b.arrived->load() < b.threads) std::this_thread::yield();
+          },
+          &both);
+    }
     return *pool;
   }
 
