@@ -404,9 +404,10 @@ std::vector<std::string> ten_lines(const Findings& f, const std::filesystem::pat
              number_text(f.options.rows).c_str()),
       format("loss        Logitless %.5f, dense %.5f; largest difference of any step %.1e", f.logitless_loss.back(),
              f.dense_loss.back(), f.largest_difference()),
-      format("held out    perplexity Logitless %.2f, dense %.2f", f.logitless_perplexity.back().perplexity,
-             f.dense_perplexity.back().perplexity),
-      format("            token accuracy %.2f %%, dense %.2f %%; mean entropy %.3f nats, dense %.3f",
+      format("held out    perplexity Logitless %.2f, dense %.2f; token accuracy %.2f %% and %.2f %%; mean entropy %.3f "
+             "and "
+             "%.3f nats",
+             f.logitless_perplexity.back().perplexity, f.dense_perplexity.back().perplexity,
              100 * f.logitless_perplexity.back().accuracy, 100 * f.dense_perplexity.back().accuracy,
              f.logitless_perplexity.back().entropy, f.dense_perplexity.back().entropy),
       format("step        Logitless %s = body %s + Adam %s + head %s; dense %s = body %s + Adam %s + head %s",
