@@ -83,6 +83,10 @@ struct LogitsRun {
     loss[i] = row.loss;
     bad[i] = (result.bad ? 1 : 0) | (row.correct ? 2 : 0);
     if (d == nullptr) return;
+    if (options.silent(i)) {
+      std::memset(d, 0, static_cast<std::size_t>(p.vocab * size_of(p.dz)));
+      return;
+    }
     if (result.bad) {
       float const nan = std::nanf("");
       for (std::int64_t j = 0; j < p.vocab; ++j) rows.store(&nan, 1, 1.0F, d + j * size_of(p.dz), p.dz);

@@ -212,8 +212,7 @@ RowOutcome RowOptions::finish(std::int64_t i, std::int64_t y, const RowNumbers& 
   }
   value += contract::z_loss_of(row, w);
   // A weight of 0 leaves nothing, not even of an infinite loss.
-  out.loss = factor == 0.0 && !row.bad ? 0.0 : factor * value;
-  if (row.bad) out.loss = std::nan("");
+  out.loss = factor == 0.0 ? 0.0 : row.bad ? std::nan("") : factor * value;
   out.correct = !row.bad && has_target_ && v.argmax == y;
   if (p_.call != contract::Call::backward) put(i, out, v, pair);
   if (!with_gradient) return out;
@@ -291,7 +290,8 @@ void RowOptions::put(std::int64_t i, const RowOutcome& row, const RowNumbers& v,
   put_float(o_.row_lse, i, r.lse());
   put_float(o_.row_logprob, i, has_target_ || r.bad ? -r.nll : 0.0);
   put_float(o_.row_entropy, i, r.bad ? std::nan("") : r.entropy());
-  put_float(o_.row_zloss, i, r.bad ? std::nan("") : weight(i) * p_.loss.z_loss * r.lse() * r.lse());
+  double const factor = weight(i), penalty = factor * p_.loss.z_loss;
+  put_float(o_.row_zloss, i, penalty == 0.0 && (factor == 0.0 || !r.bad) ? 0.0 : penalty * r.lse() * r.lse());
   put_float(o_.row_mean_logit, i, r.bad ? std::nan("") : r.mean_logit());
   put_float(o_.row_log_sum_p2, i, r.log_p2);
   put_integer(o_.row_argmax, i, r.bad ? -1 : v.argmax);

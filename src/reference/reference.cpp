@@ -249,7 +249,9 @@ class Run {
     for (std::int64_t t = 0; t < n; ++t) {
       for (std::int64_t k = 0; k < p_.hidden; ++k) {
         // A bad row is NaN in every element, whatever its products came to.
-        const double value = rows[t].softmax.bad ? kNan : dx[static_cast<std::size_t>(t * h + k)];
+        const double value = math_.silent(rows[t]) ? 0.0
+                             : rows[t].softmax.bad ? kNan
+                                                   : dx[static_cast<std::size_t>(t * h + k)];
         put(o_.dx, rows[t].index, k, value, p_.accumulate_dx);
       }
     }

@@ -476,6 +476,7 @@ RowOutputs Rows::measure(KeptRow* row, const double* raw, const double* teacher)
   if (p_.call == Call::backward) return out;
   if (sm.bad) {
     out.loss = out.lse = out.logprob = out.entropy = out.zloss = out.mean_logit = out.log_sum_p2 = kNan;
+    if (row->weight == 0.0) out.loss = out.zloss = 0.0;  // a weight of 0 leaves nothing of a loss
     std::fill_n(out.stats, std::size(out.stats), kNan);
     return out;
   }
@@ -505,12 +506,17 @@ RowOutputs Rows::measure(KeptRow* row, const double* raw, const double* teacher)
   return out;
 }
 
+// Nothing of the row's gradient is asked for: its weight is 0, and no output of it has an upstream gradient.
+bool Rows::silent(const KeptRow& row) const {
+  return o_.row_weight && row.weight == 0.0 && !o_.grad_row_lse && !o_.grad_row_logprob && !o_.grad_row_entropy;
+}
+
 void Rows::gradient(const KeptRow& row, std::int64_t first, std::int64_t count, const double* raw,
                     const double* teacher, double* d) {
   const contract::Loss& loss = p_.loss;
   const Softmax& sm = row.softmax;
-  if (sm.bad) {
-    std::fill_n(d, count, kNan);
+  if (silent(row) || sm.bad) {
+    std::fill_n(d, count, silent(row) ? 0.0 : kNan);
     return;
   }
   transform(row, first, count, raw);

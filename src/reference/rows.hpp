@@ -67,6 +67,8 @@ class Rows {
 
   // z0 (before the bias) and u of all V columns. Fills what gradient() reads of the row.
   RowOutputs measure(KeptRow* row, const double* raw, const double* teacher);
+  // Nothing of the row's gradient is asked for.
+  bool silent(const KeptRow& row) const;
   // D by raw logits for columns [first, first + count), of which raw and teacher hold count numbers. d may be raw.
   void gradient(const KeptRow& row, std::int64_t first, std::int64_t count, const double* raw, const double* teacher,
                 double* d);

@@ -120,6 +120,25 @@ TEST_P(OptionEdges, RowWeightsOfAnySignAndZero) {
   expect_same(s);
 }
 
+// A row of weight 0 leaves nothing in loss or gradients, not even of logits that are NaN or infinite.
+TEST_P(OptionEdges, BadRowsOfWeightZeroLeaveNothing) {
+  for (const Kind kind : kKinds)
+    for (const unsigned options : {unsigned{kRowWeight | kZLoss}, unsigned{kRowWeight | kSoftcap}}) {
+      Sample s = plain(kind, options);
+      for (const std::int64_t i : {1, 4}) {
+        s.row_weight.set(i, 0, 0.0);
+        const double wrong = i == 1 ? std::nan("") : std::numeric_limits<double>::infinity();
+        if (kind == Kind::linear) {
+          s.x.set(i, 0, wrong);
+        } else {
+          s.z.set(i, 3, wrong);
+        }
+      }
+      expect_same(s);
+      EXPECT_TRUE(std::isfinite(ask(backend, s).outcome.loss));
+    }
+}
+
 TEST_P(OptionEdges, TemperaturesFarApart) {
   for (const Kind kind : kKinds) {
     Sample s = plain(kind, kRowTemperature | kUpEntropy);
