@@ -27,8 +27,9 @@ constexpr float repair_above = 40.0F;
 // fp16 keeps 2^15 exp(z - m_leaf): its subnormals then reach 2^-39 of the leaf's largest.
 constexpr float f16_scale = 32768.0F;
 
-// The ledger gives them ten words of f64 and twelve of f32.
-static_assert(sizeof(PairOutcome) == 10 * sizeof(double) && sizeof(PairRow) == 12 * sizeof(float));
+// The ledger gives them ten words of f64, twelve of f32 and eleven of i64.
+static_assert(sizeof(PairOutcome) == 10 * sizeof(double) && sizeof(PairRow) == 12 * sizeof(float) &&
+              sizeof(GradientRow) == 11 * sizeof(std::int64_t));
 
 class LinearRun {
  public:
@@ -62,10 +63,11 @@ class LinearRun {
       state += plan.chunk;
     }
     if (auto* more = buffer<float>("row_options"); more != nullptr)
-      for (float** a : {&row_.n, &row_.t, &row_.g, &row_.u, &row_.c, &a_, &e_, &h0_, &inverse_s_, &slope_, &slope_y_}) {
+      for (float** a : {&row_.n, &row_.t, &row_.g, &row_.u, &row_.c}) {
         *a = more;
         more += plan.chunk;
       }
+    gradients_ = reinterpret_cast<GradientRow*>(buffer<char>("row_gradients"));
     if (p_.distils()) {
       bool const bf16 = plan::teacher_in_bf16(p_, plan.machine);
       teacher_ = bf16 ? &target.bf16 : &target.f32;
@@ -525,14 +527,7 @@ class LinearRun {
         scale_[i] = result.bad ? 0.0F : static_cast<float>(scale);
         at_target_[i] = result.bad ? 0.0F : static_cast<float>(at_target);
         if (result.bad) c_[i] = 0.0F;
-        if (!options_.needs_logits()) continue;
-        GradientRow const d = options_.gradient_row(row, out);
-        a_[i] = d.a;
-        e_[i] = d.e;
-        h0_[i] = d.h0;
-        inverse_s_[i] = d.inverse_s;
-        slope_[i] = d.slope;
-        slope_y_[i] = static_cast<float>(out.slope_y);
+        if (options_.needs_logits()) gradients_[i] = options_.gradient_row(row, out);
       }
     });
     bad_in_chunk_ = false;
@@ -647,21 +642,10 @@ class LinearRun {
   void make_row_from_logits(float* z, std::int64_t columns, std::int64_t j0, std::int64_t i, std::int64_t y) {
     float buffer[leaf_columns];
     std::int64_t const row = index_[row0_ + i];
-    GradientRow by{};
-    by.m = row_.m[i];
-    by.inverse_s = inverse_s_[i];
-    by.a = a_[i];
-    by.e = e_[i];
-    by.h0 = h0_[i];
-    by.c = c_[i];
-    by.slope = slope_[i];
+    GradientRow by = gradients_[i];
     by.kappa = options_.gradient_kappa(buffer, columns, j0, row, y);
-    by.filter = static_cast<float>(p_.loss.filter);
-    by.seed = p_.loss.filter_seed;
-    by.row = static_cast<std::uint64_t>(row);
     by.column0 = p_.first_column + j0;
-    by.exempt = y;
-    by.dropped = p_.restricts();
+    by.target = y;
     double variance = 0.0;
     std::int64_t const left = rows_.gradient(z, columns, by, &variance);
     if (by.filter > 0.0F) {
@@ -670,7 +654,6 @@ class LinearRun {
       std::atomic_ref<std::int64_t>(filter_units_)
           .fetch_add(static_cast<std::int64_t>(variance * 0x1p40), std::memory_order_relaxed);
     }
-    if (y >= 0) z[y] = (at_target_[i] - (by.kappa != nullptr ? c_[i] * by.kappa[y] : 0.0F)) * slope_y_[i];
   }
 
   // The block's columns of db: tiles of rows in order, so that bits do not depend on threads.
@@ -817,7 +800,7 @@ class LinearRun {
   LeafArrays leaf_{}, row_{};  // of leaves [leaves][C], merged [C]; row_.m becomes the reference of pass 2
   std::int32_t* leaf_argmax_ = nullptr;
   float *z_y_ = nullptr, *reference_ = nullptr;
-  float *a_ = nullptr, *e_ = nullptr, *h0_ = nullptr, *inverse_s_ = nullptr, *slope_ = nullptr, *slope_y_ = nullptr;
+  GradientRow* gradients_ = nullptr;  // where D is formed from logits
   const ProductKernels* teacher_ = nullptr;
   std::int64_t teacher_steps_ = 0, teacher_column_bytes_ = 0;
   char *teacher_panels_ = nullptr, *teacher_columns_ = nullptr;

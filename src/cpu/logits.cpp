@@ -151,12 +151,8 @@ struct LogitsRun {
       std::int64_t const j0 = l * leaf_columns, n = columns_of(l), mine = shaped_leaf(i, y, l, z);
       by.kappa = options.gradient_kappa(weights, n, j0, i, mine);
       by.column0 = p.first_column + j0;
-      by.exempt = mine;
+      by.target = mine;
       left += rows.gradient(z, n, by, &variance);
-      if (mine >= 0)
-        z[mine] = static_cast<float>(
-            (row.d.at_target - (by.kappa != nullptr ? row.d.c * static_cast<double>(by.kappa[mine]) : 0.0)) *
-            row.slope_y);
       rows.store(z, n, 1.0F, d + j0 * size_of(p.dz), p.dz);
     }
     if (by.filter > 0.0F) {

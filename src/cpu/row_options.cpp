@@ -9,22 +9,6 @@ namespace logitless::cpu {
 using contract::DType;
 using contract::Targets;
 
-namespace {
-
-std::int64_t integer_at(const View& v, std::int64_t i, std::int64_t j) {
-  const char* const p = static_cast<const char*>(v.data) + (i * v.row_stride + j * v.col_stride) * size_of(v.dtype);
-  if (v.dtype == DType::i32) {
-    std::int32_t x;
-    __builtin_memcpy(&x, p, sizeof x);
-    return x;
-  }
-  std::int64_t x;
-  __builtin_memcpy(&x, p, sizeof x);
-  return x;
-}
-
-}  // namespace
-
 RowOptions::RowOptions(const contract::Problem& problem, const Operands& operands, const RowKernels& rows,
                        Buffers buffers)
     : p_(problem), o_(operands), rows_(rows), buffers_(buffers) {
@@ -262,6 +246,8 @@ GradientRow RowOptions::gradient_row(std::int64_t i, const RowOutcome& row) cons
   out.h0 = static_cast<float>(-row.result.mean_gap);
   out.c = static_cast<float>(row.d.c);
   out.slope = static_cast<float>(slope(i));
+  out.at_target = static_cast<float>(row.d.at_target);
+  out.slope_y = static_cast<float>(row.slope_y);
   out.filter = static_cast<float>(p_.loss.filter);
   out.seed = p_.loss.filter_seed;
   out.row = static_cast<std::uint64_t>(i);

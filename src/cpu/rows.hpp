@@ -16,17 +16,19 @@ inline char* row_of(const View& v, std::int64_t i) {
   return static_cast<char*>(v.data) + i * v.row_stride * contract::size_of(v.dtype);
 }
 
-inline std::int64_t target_of(const View& targets, std::int64_t i) {
-  const char* p = row_of(targets, i);
-  if (targets.dtype == contract::DType::i32) {
-    std::int32_t y;
-    __builtin_memcpy(&y, p, sizeof y);
-    return y;
+// Element (i, j) of an i32 or i64 matrix.
+inline std::int64_t integer_at(const View& v, std::int64_t i, std::int64_t j) {
+  const char* const p = row_of(v, i) + j * v.col_stride * contract::size_of(v.dtype);
+  if (v.dtype == contract::DType::i32) {
+    std::int32_t x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
   }
-  std::int64_t y;
-  __builtin_memcpy(&y, p, sizeof y);
-  return y;
+  std::int64_t x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
 }
+inline std::int64_t target_of(const View& targets, std::int64_t i) { return integer_at(targets, i, 0); }
 
 inline float float_at(const View& v, std::int64_t i) {
   float x;

@@ -172,7 +172,8 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   // Of nine numbers a row, three are merged statistics (backward takes the caller's), one of them for smoothing alone,
   // and three are coefficients of gradients.
   out.add("row_state", DType::f32, 9, chunk, 1, ((!forward ? 3 : smooth ? 0 : 1) + (gradient ? 0 : 3)) * chunk);
-  if (full || p.needs_logits()) out.add("row_options", DType::f32, 11, chunk, 1, 11 * chunk);
+  if (full) out.add("row_options", DType::f32, 5, chunk, 1, 5 * chunk);
+  if (gradient && p.needs_logits()) out.add("row_gradients", DType::i64, 11, chunk, 1, 11 * chunk);
   out.add("row_loss", DType::f64, chunk, 1, 1);
   add_operands(p, &out);
   if (p.distils()) {

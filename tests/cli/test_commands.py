@@ -31,7 +31,7 @@ class Commands(Case):
         self.assertEqual(forced["cpu_target"], "scalar")
 
     def test_plan(self):
-        size = ["--rows", "512", "--hidden", "256", "--vocab", "5003"]
+        size = ["--rows", "512", "--hidden", "256", "--vocab", "5003", "--threads", "2"]
         plan = self.json("plan", *size, "--dtype", "bf16")
         self.assertEqual((plan["rows"], plan["hidden"], plan["vocab"]), (512, 256, 5003))
         self.assertEqual(sum(b["bytes"] for b in plan["ledger"]), plan["workspace_bytes"])

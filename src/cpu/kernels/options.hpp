@@ -138,7 +138,7 @@ inline std::int64_t filter(float* p, std::int64_t n, const GradientRow& row, dou
   std::int64_t left = 0;
   double bound = 0.0;
   for (std::int64_t j = 0; j < n; ++j) {
-    if (j != row.exempt && p[j] < row.filter && p[j] > 0.0F) {
+    if (j != row.target && p[j] < row.filter && p[j] > 0.0F) {
       bound += static_cast<double>(p[j]) * static_cast<double>(row.filter - p[j]);
       p[j] = contract::filtered(p[j], row.filter,
                                 contract::uniform_of(row.seed, row.row, static_cast<std::uint64_t>(row.column0 + j)));
@@ -170,6 +170,10 @@ inline std::int64_t gradient_of(float* z, std::int64_t n, const GradientRow& row
     if constexpr (capped) d = if_equal(x, masked, F32(0.0F), d * contract::softcap_slope(x, slope));
     store_some(d, z + i, count);
   });
+  if (row.target >= 0) {
+    float const kappa = weighs ? row.kappa[row.target] : 0.0F;
+    z[row.target] = (row.at_target - row.c * kappa) * row.slope_y;
+  }
   return left;
 }
 

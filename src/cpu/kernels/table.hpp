@@ -65,15 +65,17 @@ struct LeafArrays {
   bool full() const { return t != nullptr || g != nullptr || u != nullptr || n != nullptr; }
 };
 
-// D of a row from its logits: p (a - e (log p + H)) - c kappa, times the softcap's slope.
+// D of a row from its logits: p (a - e (log p + H)) - c kappa, times the softcap's slope; the target's element is
+// (at_target - c kappa_y) slope_y.
 struct GradientRow {
   float m, inverse_s, a, e, h0, c;  // h0 = H - log s
   float slope;                      // temperature / softcap; 0: no softcap
-  const float* kappa;               // [n]; null: c is 0
-  float filter;                     // eps; 0: none
-  std::uint64_t seed, row;          // of its hash, with the column
-  std::int64_t column0, exempt;     // column of element 0; the target, relative to it
-  bool dropped;                     // kappa counts 0 where z is -inf
+  float at_target, slope_y;
+  float filter;                  // eps; 0: none
+  const float* kappa;            // [n]; null: c is 0
+  std::uint64_t seed, row;       // of the filter's hash, with the column
+  std::int64_t column0, target;  // column of element 0; the target relative to it, or -1
+  bool dropped;                  // kappa counts 0 where z is -inf
 };
 
 // A leaf of two heads' logits; contract/pair.hpp names the sums.
