@@ -6,7 +6,6 @@
 
 namespace logitless::cpu {
 
-using contract::DType;
 using contract::Targets;
 
 RowOptions::RowOptions(const contract::Problem& problem, const Operands& operands, const RowKernels& rows,
