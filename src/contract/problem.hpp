@@ -140,6 +140,10 @@ struct Problem {
   }
   // The entropy of a row is needed, by the loss or by an output.
   bool wants_entropy() const { return entropy || entropy_gradient || loss.policy.entropy_coef != 0.0; }
+  // A leaf of columns yields more than m, r and a plain k.
+  bool wants_full() const {
+    return row_kappa() || wants_entropy() || argmax || mean_logit || sum_p2 || (class_weight && loss.smoothing > 0);
+  }
   // D is formed from z itself, element by element, and not from exponentials times a number of the row.
   bool needs_logits() const {
     return loss.softcap > 0 || row_kappa() || entropy_gradient || loss.policy.entropy_coef != 0.0 || loss.filter > 0 ||

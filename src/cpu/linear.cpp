@@ -43,8 +43,8 @@ class LinearRun {
         o_(operands),
         workspace_(workspace),
         options_(plan.problem, operands, target.rows,
-                 {buffer<float>("bias"), buffer<float>("class_weight"), buffer<std::int64_t>("topk_ids"),
-                  buffer<float>("topk_values"), buffer<float>("topk_other")}) {
+                 {buffer<float>("bias"), buffer<float>("class_weight"), buffer<float>("teacher_bias"),
+                  buffer<std::int64_t>("topk_ids"), buffer<float>("topk_values"), buffer<float>("topk_other")}) {
     macro_rows_ = plan.machine.macro_rows;
     leaves_ = ceil_div(p_.vocab, leaf_columns);
     hidden_steps_ = ceil_div(p_.hidden, product_.ks);
@@ -104,9 +104,6 @@ class LinearRun {
       *status = status_target;
       return error;
     }
-    if (teacher_bias_ != nullptr)
-      for (std::int64_t j = 0; j < p_.vocab; ++j)
-        rows_.decode(row_of(o_.teacher_bias, j), p_.teacher_bias, 1, 1.0F, 0.0F, teacher_bias_ + j);
     free_slots(flags_, plan_.machine.threads);
     std::int64_t const gathered = gather_rows();
     if (plan_.saved_leaves > 0 && gathered > 0) {
@@ -135,11 +132,7 @@ class LinearRun {
     outcome->kept = kept;
     outcome->bad = bad_rows_;
     outcome->correct = correct_rows_;
-    if (p_.loss.filter > 0) {
-      auto const elements = static_cast<double>(live_) * static_cast<double>(p_.vocab);
-      outcome->filter_kept = elements > 0 ? static_cast<double>(filter_left_) / elements : 1.0;
-      outcome->filter_variance = static_cast<double>(filter_units_) * 0x1p-40;
-    }
+    filter_.report(outcome);
     outcome->loss = reduced_loss(p_, reducer_, total_);
     return {};
   }
@@ -412,7 +405,7 @@ class LinearRun {
         out = {};
         out.result = contract::finish(sum);
         if (p_.loss.distillation.divergence == contract::Divergence::reverse_kl) out.k = out.result.reverse;
-        pair_rows_[i] = options_.pair_row(index_[row0_ + i], out, reducer_);
+        if (jsd) pair_rows_[i] = options_.pair_row(index_[row0_ + i], out, reducer_);  // for the walk below
       }
     });
     if (!jsd) return;
@@ -648,12 +641,7 @@ class LinearRun {
     by.target = y;
     double variance = 0.0;
     std::int64_t const left = rows_.gradient(z, columns, by, &variance);
-    if (by.filter > 0.0F) {
-      std::atomic_ref<std::int64_t>(filter_left_).fetch_add(left, std::memory_order_relaxed);
-      // Fixed point, so that the sum does not depend on the order of threads.
-      std::atomic_ref<std::int64_t>(filter_units_)
-          .fetch_add(static_cast<std::int64_t>(variance * 0x1p40), std::memory_order_relaxed);
-    }
+    if (by.filter > 0.0F) filter_.add(columns, left, variance);
   }
 
   // The block's columns of db: tiles of rows in order, so that bits do not depend on threads.
@@ -789,7 +777,7 @@ class LinearRun {
   std::int64_t stored_ = 0;        // n of pass 1: exponentials lie in columns of so many
   std::int64_t live_ = 0;          // rows that have a gradient, of all
   std::int64_t bad_rows_ = 0, correct_rows_ = 0;
-  std::int64_t filter_left_ = 0, filter_units_ = 0;
+  FilterTally filter_;
   bool bad_in_chunk_ = false;
   double total_ = 0.0;
   char *thread_columns_ = nullptr, *x_panels_ = nullptr, *x_columns_ = nullptr, *d_rows_ = nullptr,

@@ -22,14 +22,14 @@ struct LogitsRun {
   const Operands& o;
   Reducer reducer;
   float* thread_leaves;
-  std::int64_t leaf_floats, array_floats;  // of a thread; of one of its five arrays
+  std::int64_t leaf_floats, array_floats;  // of a thread; of one of its arrays
   float* thread_row;
   std::int64_t row_floats;
   std::atomic<std::int64_t>* flags;
   double* loss;
   std::int64_t* bad;  // 1: bad, 2: the target is the argmax
   RowOptions options;
-  std::int64_t *filter_left, *filter_units;
+  FilterTally* filter;
 
   LeafArrays arrays_of(float* at) const {
     LeafArrays a{};
@@ -155,12 +155,7 @@ struct LogitsRun {
       left += rows.gradient(z, n, by, &variance);
       rows.store(z, n, 1.0F, d + j0 * size_of(p.dz), p.dz);
     }
-    if (by.filter > 0.0F) {
-      std::atomic_ref<std::int64_t>(*filter_left).fetch_add(left, std::memory_order_relaxed);
-      // Fixed point, so that the sum does not depend on the order of threads.
-      std::atomic_ref<std::int64_t>(*filter_units)
-          .fetch_add(static_cast<std::int64_t>(variance * 0x1p40), std::memory_order_relaxed);
-    }
+    if (by.filter > 0.0F) filter->add(p.vocab, left, variance);
   }
 
   // From lse alone: s is e^0 by definition of the reference, and 1 - p_y is only as exact as z_y - lse.
@@ -196,7 +191,7 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
   };
   plan::Buffer const* const leaves = plan.find("thread_leaves");  // none in backward
   plan::Buffer const* const row = plan.find("thread_row");
-  std::int64_t filter_left = 0, filter_units = 0;
+  FilterTally filter;
   LogitsRun const run{
       plan,
       p,
@@ -215,11 +210,10 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
       {p,
        o,
        target.rows,
-       {reinterpret_cast<float*>(buffer("bias")), reinterpret_cast<float*>(buffer("class_weight")),
+       {reinterpret_cast<float*>(buffer("bias")), reinterpret_cast<float*>(buffer("class_weight")), nullptr,
         reinterpret_cast<std::int64_t*>(buffer("topk_ids")), reinterpret_cast<float*>(buffer("topk_values")),
         reinterpret_cast<float*>(buffer("topk_other"))}},
-      &filter_left,
-      &filter_units};
+      &filter};
   if (std::string error = run.options.prepare(); !error.empty()) {
     *status = status_target;
     return error;
@@ -251,11 +245,7 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
     outcome->bad += run.bad[i] & 1;
     outcome->correct += run.bad[i] >> 1;
   }
-  if (p.loss.filter > 0) {
-    auto const elements = static_cast<double>(kept) * static_cast<double>(p.vocab);
-    outcome->filter_kept = elements > 0 ? static_cast<double>(filter_left) / elements : 1.0;
-    outcome->filter_variance = static_cast<double>(filter_units) * 0x1p-40;
-  }
+  filter.report(outcome);
   outcome->kept = kept;
   outcome->loss = reduced_loss(p, reducer, total);
   return {};

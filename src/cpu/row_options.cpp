@@ -17,8 +17,6 @@ RowOptions::RowOptions(const contract::Problem& problem, const Operands& operand
   restricts_ = p_.restricts();
   needs_logits_ = p_.needs_logits();
   has_target_ = l.targets == Targets::hard || l.distillation.hard_share > 0;
-  full_ = p_.row_kappa() || p_.wants_entropy() || p_.argmax || p_.mean_logit || p_.sum_p2 ||
-          (p_.class_weight && l.smoothing > 0);
   transform_.bias = buffers_.bias;
   transform_.scale = static_cast<float>(l.logit_scale);
   transform_.cap = static_cast<float>(l.softcap);
@@ -32,6 +30,7 @@ std::string RowOptions::prepare() const {
     for (std::int64_t j = 0; j < p_.vocab; ++j) rows_.decode(row_of(v, first + j), v.dtype, 1, 1.0F, 0.0F, out + j);
   };
   unpack(o_.bias, 0, buffers_.bias);
+  unpack(o_.teacher_bias, 0, buffers_.teacher_bias);
   unpack(o_.class_weight, p_.first_column, buffers_.class_weight);
   if (p_.loss.targets != Targets::topk) return {};
   std::int64_t const k = p_.topk;

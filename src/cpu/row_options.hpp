@@ -37,9 +37,9 @@ class RowOptions {
  public:
   // Where things of the options lie in the workspace; null: not wanted.
   struct Buffers {
-    float *bias, *class_weight;       // [V]
-    std::int64_t* topk_ids;           // [R,k], ascending
-    float *topk_values, *topk_other;  // [R,k], [R]
+    float *bias, *class_weight, *teacher_bias;  // [V]
+    std::int64_t* topk_ids;                     // [R,k], ascending
+    float *topk_values, *topk_other;            // [R,k], [R]
   };
 
   RowOptions(const contract::Problem& problem, const Operands& operands, const RowKernels& rows, Buffers buffers);
@@ -48,7 +48,7 @@ class RowOptions {
   std::string prepare() const;
 
   // The options need more of a leaf than m, r and k.
-  bool full() const { return full_; }
+  bool full() const { return p_.wants_full(); }
   bool needs_logits() const { return needs_logits_; }
   bool shapes() const { return transforms_ || restricts_; }
   bool has_target() const { return has_target_; }
@@ -118,7 +118,7 @@ class RowOptions {
   Buffers buffers_;
   Transform transform_{};
   double tau_ = 1.0;  // of top-k teachers
-  bool transforms_, restricts_, full_, needs_logits_, has_target_;
+  bool transforms_, restricts_, needs_logits_, has_target_;
 };
 
 }  // namespace logitless::cpu

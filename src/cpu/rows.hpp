@@ -79,6 +79,25 @@ inline double upstream_of(const contract::Problem& problem, const Operands& o, c
   return o.grad_loss * reducer.factor + own;
 }
 
+// What a filter did, added up by all threads. Variances are summed in fixed point, so that no bit depends on the order.
+class FilterTally {
+ public:
+  // elements: of D that the filter saw; left: those it did not make 0.
+  void add(std::int64_t elements, std::int64_t left, double variance) {
+    elements_.fetch_add(elements, std::memory_order_relaxed);
+    left_.fetch_add(left, std::memory_order_relaxed);
+    units_.fetch_add(static_cast<std::int64_t>(variance * 0x1p40), std::memory_order_relaxed);
+  }
+  void report(Outcome* outcome) const {
+    if (elements_ == 0) return;
+    outcome->filter_kept = static_cast<double>(left_) / static_cast<double>(elements_);
+    outcome->filter_variance = static_cast<double>(units_) * 0x1p-40;
+  }
+
+ private:
+  std::atomic<std::int64_t> elements_{0}, left_{0}, units_{0};
+};
+
 // Zeros in the per-row outputs of an ignored row.
 void put_ignored_row(const Operands& o, std::int64_t i);
 

@@ -20,8 +20,8 @@ struct View {
 
 struct Operands {
   View x, w, z, targets;
-  // Per-row outputs [R] (dtype none: not wanted). stats [R,4]: m, r, z_y, k; or [R,8] (Problem::statistics): t, n, and
-  // of distillation the teacher's lse and the row's divergence; 0 where nothing asks for them.
+  // Per-row outputs [R] (dtype none: not wanted). stats [R,4]: m, r, z_y, k; or with t, n and more [R,8], and [R,12]
+  // with a teacher (Problem::statistics); 0 where nothing asks for them.
   View row_loss, row_lse, row_logprob, stats;
   View row_entropy, row_zloss, row_mean_logit, row_log_sum_p2;
   View row_argmax;   // i32 or i64; -1 for ignored and bad rows

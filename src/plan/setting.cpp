@@ -115,12 +115,6 @@ std::int64_t inside_stride(const Problem& p) {
   return std::max(p.rows * size_of(kept_dtype(p)), p.hidden * size_of(p.dw));
 }
 
-// A leaf yields more than m, r and k.
-bool wants_full(const Problem& p) {
-  return p.row_kappa() || p.wants_entropy() || p.argmax || p.mean_logit || p.sum_p2 ||
-         (p.class_weight && p.loss.smoothing > 0);
-}
-
 // What the options keep of their operands, in fp32.
 void add_operands(const Problem& p, Ledger* out) {
   if (p.bias != DType::none) out->add("bias", DType::f32, p.vocab, 1, 1);
@@ -146,7 +140,7 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   std::int64_t const row_panels = round_up(chunk, mr), hidden_panels = round_up(hidden, nr);
   bool const all_kept = forward && gradient && s.kept_blocks * s.block >= vocab;
   bool const smooth = p.wants_kappa();
-  bool const full = wants_full(p);
+  bool const full = p.wants_full();
   Ledger out;
 
   // A slot of each thread: 256 packed columns (of W for logits, for dX; or the scratch of the merge) and a macro tile.
@@ -290,7 +284,7 @@ Ledger logits_ledger_of(const Problem& p, const Machine& m) {
   if (p.call != Call::backward) {
     std::int64_t const leaves = ceil_div(p.vocab, m.leaf);
     std::int64_t const array = round_up(leaves, 16), row = round_up(p.vocab, 16);
-    std::int64_t const arrays = wants_full(p) ? 10 : 5;
+    std::int64_t const arrays = p.wants_full() ? 10 : 5;
     out.add("thread_leaves", DType::f32, m.threads, arrays, array,
             m.threads * (arrays * (array - leaves) + (arrays > 5 && !p.argmax ? leaves : 0)));
     if (p.dz != DType::none && p.dz != DType::f32)
