@@ -1,0 +1,85 @@
+"""Logitless: losses at a language model's head, and their gradients, without the matrix of logits.
+
+    import logitless
+    loss = logitless.linear_cross_entropy(hidden, lm_head.weight, labels, shift=True)
+
+PyTorch functions are loaded when first used; `import logitless` needs no more than NumPy. logitless.numpy works on
+arrays; logitless.patch(model) puts the loss into a Hugging Face model; logitless.plan and logitless.info describe.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._library import Error, info, library, version
+from ._plan import PlanDescription, plan
+
+if TYPE_CHECKING:
+    from .integrations.huggingface import patch, unpatch
+    from .pytorch import (
+        LinearCrossEntropy,
+        Outputs,
+        cross_entropy,
+        distillation_loss,
+        linear_cross_entropy,
+        next_token_targets,
+        op_calls,
+        pack_keep_mask,
+        policy_loss,
+        token_logprobs,
+        topk_distillation_loss,
+    )
+
+__version__ = version()
+
+_LAZY = {
+    name: "pytorch"
+    for name in (
+        "LinearCrossEntropy",
+        "Outputs",
+        "cross_entropy",
+        "distillation_loss",
+        "linear_cross_entropy",
+        "next_token_targets",
+        "op_calls",
+        "pack_keep_mask",
+        "policy_loss",
+        "token_logprobs",
+        "topk_distillation_loss",
+    )
+} | {"patch": "integrations.huggingface", "unpatch": "integrations.huggingface"}
+
+__all__ = [
+    "Error",
+    "LinearCrossEntropy",
+    "Outputs",
+    "PlanDescription",
+    "cross_entropy",
+    "distillation_loss",
+    "info",
+    "library",
+    "linear_cross_entropy",
+    "next_token_targets",
+    "op_calls",
+    "pack_keep_mask",
+    "patch",
+    "plan",
+    "policy_loss",
+    "token_logprobs",
+    "topk_distillation_loss",
+    "unpatch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'logitless' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

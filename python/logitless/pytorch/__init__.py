@@ -1,0 +1,29 @@
+"""The PyTorch face: functions, module, operators. Imported when first used from `logitless`."""
+
+from ._functions import (
+    Outputs,
+    cross_entropy,
+    distillation_loss,
+    linear_cross_entropy,
+    next_token_targets,
+    pack_keep_mask,
+    policy_loss,
+    token_logprobs,
+    topk_distillation_loss,
+)
+from ._module import LinearCrossEntropy
+from ._ops import op_calls
+
+__all__ = [
+    "LinearCrossEntropy",
+    "Outputs",
+    "cross_entropy",
+    "distillation_loss",
+    "linear_cross_entropy",
+    "next_token_targets",
+    "op_calls",
+    "pack_keep_mask",
+    "policy_loss",
+    "token_logprobs",
+    "topk_distillation_loss",
+]

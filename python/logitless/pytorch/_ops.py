@@ -1,0 +1,156 @@
+"""The three calls as PyTorch operators, over ctypes on data_ptr(): no torch header, no compiler, one binary.
+
+    forward, forward_backward, backward (Tensor[] inputs, str text) -> Tensor[] outputs
+
+`text` is a call of logitless._engine: it names the inputs, the outputs and every option. The operators have kernels
+and shape functions, and neither autograd nor autocast: gradients are _autograd.py's, and an fp32 weight under autocast
+is read as it is. Each operator carries a version in its name, since the compiler's disk cache does not see how an
+operator's shapes were registered.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _abi, _engine
+
+_VERSION = 1  # of the operators' signature and of their outputs' shapes
+NAMESPACE = "logitless"
+
+DTYPE = {
+    torch.float32: _abi.F32,
+    torch.bfloat16: _abi.BF16,
+    torch.float16: _abi.F16,
+    torch.float64: _abi.F64,
+    torch.int32: _abi.I32,
+    torch.int64: _abi.I64,
+    torch.uint8: _abi.U8,
+    torch.bool: _abi.U8,
+}
+_TORCH = {code: dtype for dtype, code in DTYPE.items()}  # U8 is read as uint8 and written as bool
+
+_counts: collections.Counter[str] = collections.Counter()
+
+
+def op_calls() -> dict[str, int]:
+    """How often each operator ran in this process (its kernel, not its tracing): forward, forward_backward, backward."""
+    return {name: _counts[name] for name in ("forward", "forward_backward", "backward")}
+
+
+class _TorchPlan(_engine.Plan):
+    """A plan that knows its outputs as torch.empty wants them."""
+
+    def __init__(self, call: _engine.Call, inputs: list[torch.Tensor]) -> None:
+        views = []
+        for name, tensor in zip(call.inputs, inputs, strict=True):
+            if tensor.dtype not in DTYPE:
+                raise TypeError(f"{name}: {tensor.dtype}; must be float32, bfloat16, float16, float64 or an integer type")
+            views.append(_engine.View(DTYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()))
+        super().__init__(call, views, _engine.Place(threads=torch.get_num_threads()))
+        self.empty = [(output.shape, _TORCH[output.dtype]) for output in self.outputs]
+
+
+def same_device(inputs: list[torch.Tensor]) -> torch.device:
+    """The one device of all inputs; scalars on the CPU (a normalizer) may go with any."""
+    device = inputs[0].device
+    for tensor in inputs:
+        if tensor.device != device:
+            raise RuntimeError(f"logitless: tensors on {device} and on {tensor.device}; all must be on one device")
+    return device
+
+
+def _execute(name: str, inputs: list[torch.Tensor], text: str, over: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """Runs a call; its outputs are new, or the one output is written over `over`."""
+    call = _engine.call_of(text)
+    parts: list[Any] = [torch.get_num_threads(), over is not None]
+    for tensor in inputs:
+        parts += (tensor.is_cpu, tensor.dtype, tensor.shape, tensor.stride())
+    key = tuple(parts)
+    plan = call.take(key)
+    if plan is None:
+        if (device := same_device(inputs)).type != "cpu":
+            raise NotImplementedError(f"logitless: tensors on {device}; this build has the CPU backend only")
+        plan = _TorchPlan(call, inputs)
+        if over is not None:
+            plan.alias_output(0, _engine.View(DTYPE[over.dtype], tuple(over.shape), over.stride()))
+    assert isinstance(plan, _TorchPlan)
+    outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in plan.empty] if over is None else [over]
+    grad_loss = 1.0
+    if call.takes_grad_loss:
+        at = call.inputs.index("grad_loss")
+        grad_loss = inputs[at].item()
+        inputs = inputs[:at] + inputs[at + 1 :]
+    size = plan.needs_workspace()
+    workspace = torch.empty(size, dtype=torch.uint8) if size else None  # aligned to 64 by PyTorch's allocator
+    pointers = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
+    try:
+        plan.run(pointers, workspace.data_ptr() if workspace is not None else 0, grad_loss)
+    finally:
+        call.give(key, plan)
+    _counts[name] += 1
+    return outputs
+
+
+def _kernel(name: str) -> Callable[[list[torch.Tensor], str], list[torch.Tensor]]:
+    return lambda inputs, text: _execute(name, inputs, text)
+
+
+def _inplace_kernel(logits: torch.Tensor, inputs: list[torch.Tensor], text: str) -> None:
+    """backward of given logits, the gradient written over them."""
+    _execute("backward", [logits, *inputs], text, over=logits)
+
+
+def _fake(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
+    """Shapes and dtypes of the outputs, for tracing; nothing is planned for the traced shapes."""
+    device = same_device(inputs)
+    call = _engine.call_of(text)
+    given = dict(zip(call.inputs, inputs, strict=True))
+    leading = given["hidden"] if "hidden" in given else given["logits"]
+    rows = leading.shape[0]
+    double = any(t.dtype == torch.float64 for n, t in given.items() if n in ("hidden", "weight", "logits"))
+
+    def empty(name: str) -> torch.Tensor:
+        of = {"grad_hidden": "hidden", "grad_weight": "weight", "grad_bias": "bias", "grad_logits": "logits"}.get(name)
+        if of is not None:
+            dtype = _TORCH[call.output_dtypes[name]] if name in call.output_dtypes else given[of].dtype
+            return torch.empty(given[of].shape, dtype=dtype, device=device)
+        if name == "loss":
+            return torch.empty((), dtype=torch.float64 if double else torch.float32, device=device)
+        if name == "stats":
+            return torch.empty((rows, _engine.statistics(text)), dtype=torch.float32, device=device)
+        if name in _abi.SCALARS:
+            return torch.empty((), dtype=torch.float64 if name.startswith("filter") else torch.int64, device=device)
+        dtype = {"row_argmax": torch.int64, "row_correct": torch.bool}.get(name, torch.float32)
+        return torch.empty((rows,), dtype=dtype, device=device)
+
+    return [empty(name) for name in call.outputs]
+
+
+def _define() -> torch.library.Library:
+    try:
+        library = torch.library.Library(NAMESPACE, "DEF")
+    except RuntimeError as error:
+        raise ImportError(
+            "logitless: the operator namespace 'logitless' is taken in this process, so this package, or a copy of it "
+            f"under another name, was loaded before; import it from one place only ({error})"
+        ) from error
+    for name in ("forward", "forward_backward", "backward"):
+        library.define(f"{name}_{_VERSION}(Tensor[] inputs, str text) -> Tensor[]")
+        library.impl(f"{name}_{_VERSION}", _kernel(name), "CPU")
+        torch.library.register_fake(f"{NAMESPACE}::{name}_{_VERSION}", _fake, lib=library)
+    name = f"backward_inplace_{_VERSION}"
+    library.define(f"{name}(Tensor(a!) logits, Tensor[] inputs, str text) -> ()")
+    library.impl(name, _inplace_kernel, "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda logits, inputs, text: None, lib=library)
+    return library
+
+
+_library = _define()
+forward = getattr(torch.ops.logitless, f"forward_{_VERSION}").default
+forward_backward = getattr(torch.ops.logitless, f"forward_backward_{_VERSION}").default
+backward = getattr(torch.ops.logitless, f"backward_{_VERSION}").default
+backward_inplace = getattr(torch.ops.logitless, f"backward_inplace_{_VERSION}").default
