@@ -98,9 +98,23 @@ class _Once(torch.autograd.Function):
         raise RuntimeError(_TWICE)
 
 
-def _once(function: type[_Once], *arguments: Any) -> Any:
-    """function.apply; the compiler, which refuses second derivatives by itself, gets the bare computation, since it
-    hands a context to a forward of variable length."""
+class _OnceInEager(torch.autograd.Function):
+    """_Once without setup_context, whose presence costs 40 us a call (PyTorch binds the signature anew)."""
+
+    @staticmethod
+    def forward(ctx: Any, function: type[_Once], *arguments: Any) -> Any:
+        return function.forward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        raise RuntimeError(_TWICE)
+
+
+def _once(function: type[_Once], eager: bool, *arguments: Any) -> Any:
+    """function.apply in the form that fits; the compiler, which refuses second derivatives by itself, gets the bare
+    computation, since it hands a context to a forward of variable length."""
+    if eager:
+        return _OnceInEager.apply(function, *arguments)
     return function.forward(*arguments) if torch.compiler.is_compiling() else function.apply(*arguments)
 
 
@@ -109,6 +123,8 @@ class _Backward(_Once):
 
     @staticmethod
     def forward(text: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if plain_eager():
+            return tuple(_ops.execute("backward", list(tensors), text))
         return tuple(_ops.backward(list(tensors), text))
 
 
@@ -192,13 +208,26 @@ class Head(torch.autograd.Function):
         dtypes = [given[name].dtype for name in wanted]
         if usable and ctx.buffers is not None:
             buffers, ctx.buffers = ctx.buffers, None
-            results = _GiveAway.apply(buffers, dtypes, upstream["loss"], *[given[name] for name in wanted])
+            results = _once(_GiveAway, True, buffers, dtypes, upstream["loss"], *[given[name] for name in wanted])
         elif usable and ctx.saved_gradients:
-            results = _once(_Scale, tuple(dtypes), upstream["loss"], *early, *[given[name] for name in wanted])
+            results = _once(_Scale, False, tuple(dtypes), upstream["loss"], *early, *[given[name] for name in wanted])
         else:
-            results = _recompute(ctx.text, ctx.results, upstream, wanted, given, stats, ctx.in_place)
+            results = _recompute(ctx.text, ctx.results, upstream, wanted, given, stats, ctx.in_place, ctx.eager)
         by_name = dict(zip(wanted, results, strict=True))
         return (None, None, None, None, *[by_name.get(name) for name in ctx.names])
+
+
+class _HeadInEager(torch.autograd.Function):
+    """Head without setup_context; see _OnceInEager."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        text, early, _, _, *tensors = inputs
+        output = tuple(_ops.execute("forward_backward" if early else "forward", tensors, text))
+        Head.setup_context(ctx, inputs, output)
+        return output
+
+    backward = Head.backward
 
 
 def _recompute(
@@ -209,6 +238,7 @@ def _recompute(
     given: dict[str, torch.Tensor],
     stats: torch.Tensor,
     in_place: bool,
+    eager: bool,
 ) -> Any:
     """The backward operator for these upstream gradients; what has none counts as 0."""
     rows = stats.shape[0]
@@ -225,8 +255,8 @@ def _recompute(
     backward_text = backward_call(text, tuple(arguments), wanted, in_place)
     if in_place:
         _, *rest = [*given.values(), stats, *arguments.values()]
-        return (_BackwardInPlace.apply(backward_text, [given["logits"]], *rest),)
-    return _once(_Backward, backward_text, *given.values(), stats, *arguments.values())
+        return (_once(_BackwardInPlace, eager, backward_text, [given["logits"]], *rest),)
+    return _once(_Backward, eager, backward_text, *given.values(), stats, *arguments.values())
 
 
 def apply(
@@ -252,7 +282,8 @@ def apply(
         raise ValueError("logitless: there is no gradient with respect to the bias of given logits; add it to them")
     if not wanted:
         text = call_text(kind, _abi.FORWARD, with_bits(settings, declared), names, [*outputs, "stats"])
-        return dict(zip([*outputs, "stats"], _ops.forward(tensors, text), strict=True))
+        values = _ops.execute("forward", tensors, text) if plain_eager() else _ops.forward(tensors, text)
+        return dict(zip([*outputs, "stats"], values, strict=True))
     # Later upstream gradients of rows need the backward operator; one of the reduced loss is known up to a factor.
     early = "loss" in outputs and not in_place
     results = [*outputs, "stats"]
@@ -263,5 +294,6 @@ def apply(
     if "row_entropy" in outputs and not early:
         declared |= _abi.ENTROPY_GRADIENT
     text = call_text(kind, call, with_bits(settings, declared), names, results)
-    values = Head.apply(text, early, plain_eager(), in_place, *tensors)
+    eager = plain_eager()
+    values = (_HeadInEager if eager else Head).apply(text, early, eager, in_place, *tensors)
     return {name.split(":")[0]: value for name, value in zip(results, values, strict=True)}
