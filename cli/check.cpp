@@ -1,8 +1,7 @@
-// logitless check: a backend's loss, lse and gradients against the double-precision reference, on files or on random
-// data; exit status 1 beyond tolerance. What is compared and where tolerances come from: verify.hpp.
+// logitless check: a backend's loss, per-row outputs and gradients against the double-precision reference, on files or
+// on random data; exit status 1 beyond tolerance. What is compared and where tolerances come from: verify.hpp.
 
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -22,43 +21,10 @@ struct CheckFlags {
   std::int64_t rows = -1, vocab = 0, sample = 0;  // rows, vocab: of random data
   std::uint64_t seed = 1;
   Kind kind = Kind::linear;
-  bool grad_f32 = false, full = false, json = false;
+  bool grad_f32 = false, full = false, per_row = false, json = false;
 };
 
-// The same numbers for a seed on every machine and standard library.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u) {}
-  std::uint64_t bits() {  // SplitMix64
-    state_ += 0x9e3779b97f4a7c15u;
-    std::uint64_t x = state_;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-  }
-  // Nearly normal with variance 1: the sum of four uniform numbers.
-  float bell() {
-    std::uint64_t const b = bits();
-    std::uint64_t const sum = (b & 0xffffu) + ((b >> 16) & 0xffffu) + ((b >> 32) & 0xffffu) + (b >> 48);
-    return (static_cast<float>(sum) - 131070.0F) * static_cast<float>(1.7320508 / 65536.0);
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-Array random_matrix(Random& random, DType dtype, std::int64_t rows, std::int64_t cols, double scale) {
-  Array const out(dtype, {rows, cols});
-  std::vector<float> row(static_cast<std::size_t>(cols));
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (float& value : row) value = random.bell() * static_cast<float>(scale);
-    convert(row.data(), DType::f32, out.as<std::byte>() + i * cols * static_cast<std::int64_t>(size_of(dtype)), dtype,
-            cols);
-  }
-  return out;
-}
-
-// Logits of standard deviation 2, uniform targets, one row in 17 ignored. --hidden is a number here.
+// --hidden is a number here.
 Inputs random_inputs(const CheckFlags& flags) {
   if (flags.rows < 0) throw UsageError("--rows: missing; give --rows, --hidden and --vocab, or the inputs' files");
   if (flags.vocab == 0) throw UsageError("--vocab: missing; the number of classes");
@@ -69,37 +35,15 @@ Inputs random_inputs(const CheckFlags& flags) {
       throw UsageError(std::string(flag) + ": given with --rows; give files, or --rows, --hidden and --vocab");
     }
   }
-  DType const dtype = flags.inputs.dtype == DType::none ? DType::bf16 : flags.inputs.dtype;
-  Random random(flags.seed);
-  Inputs inputs;
-  inputs.kind = flags.kind;
-  inputs.rows = flags.rows;
-  inputs.vocab = flags.vocab;
-  auto const keep = [&](const Array& array) {
-    inputs.owners.push_back(std::make_shared<Array>(array));
-    return array.tensor();
-  };
+  MadeUp extents{.rows = flags.rows, .vocab = flags.vocab, .kind = flags.kind, .seed = flags.seed};
+  if (flags.inputs.dtype != DType::none) extents.dtype = flags.inputs.dtype;
   if (flags.kind == Kind::linear) {
     if (flags.inputs.hidden.empty()) throw UsageError("--hidden: missing; the width of a hidden state");
-    std::int64_t const hidden = parse_integer("--hidden", flags.inputs.hidden, 1, any_most);
-    inputs.hidden = hidden;
-    inputs.x = keep(random_matrix(random, dtype, flags.rows, hidden, 1.0));
-    inputs.w = keep(random_matrix(random, dtype, flags.vocab, hidden, 2.0 / std::sqrt(static_cast<double>(hidden))));
-  } else {
-    if (!flags.inputs.hidden.empty())
-      throw UsageError("--hidden: given with --kind logits, which has none; leave it out");
-    inputs.z = keep(random_matrix(random, dtype, flags.rows, flags.vocab, 2.0));
+    extents.hidden = parse_integer("--hidden", flags.inputs.hidden, 1, any_most);
+  } else if (!flags.inputs.hidden.empty()) {
+    throw UsageError("--hidden: given with --kind logits, which has none; leave it out");
   }
-  Array const targets(DType::i64, {flags.rows});
-  for (std::int64_t i = 0; i < flags.rows; ++i) {
-    std::uint64_t const b = random.bits();
-    targets.as<std::int64_t>()[i] = i % 17 == 16
-                                        ? flags.options.ignore_index
-                                        : static_cast<std::int64_t>(b % static_cast<std::uint64_t>(flags.vocab));
-  }
-  inputs.y = keep(targets);
-  load_options(flags.inputs, inputs);
-  return inputs;
+  return make_up(extents, flags.inputs, flags.options.ignore_index);
 }
 
 std::string column(const std::string& text, std::size_t width) {
@@ -126,9 +70,9 @@ void print_text(const Verification& v, const Inputs& inputs) {
                                        : "\n") +
           "sampled: loss is compared with the mean of the backend's own rows\n");
   }
-  print(column("output", 14) + column("error", 14) + column("tolerance", 14) + "plain pipeline\n");
+  print(column("output", 16) + column("error", 14) + column("tolerance", 14) + "plain pipeline\n");
   for (Verdict const& verdict : v.outputs) {
-    print(column(verdict.output, 14) + column(text_of(verdict.error, 4), 14) +
+    print(column(verdict.output, 16) + column(text_of(verdict.error, 4), 14) +
           column(text_of(verdict.tolerance, 4), 14) + column(text_of(verdict.plain_error, 4), 14) +
           (verdict.passed ? "ok" : "BEYOND TOLERANCE") + "\n");
   }
@@ -180,6 +124,7 @@ int run(const CheckFlags& flags) {
                 .grad_f32 = flags.grad_f32,
                 .sample = flags.sample,
                 .full = flags.full,
+                .per_row = flags.per_row,
                 .seed = flags.seed},
                progress);
   }
@@ -203,8 +148,11 @@ void add_check(CLI::App& root, Action& action) {
   CLI::App& app = *root.add_subcommand("check", "Compare with the double-precision reference; exit 1 beyond tolerance");
   auto const flags = std::make_shared<CheckFlags>();
   add_input_flags(app, flags->inputs);
-  add_plain_option_inputs(app, flags->inputs);
-  constexpr const char* random = "Or random inputs: --rows, --hidden (then a number) and --vocab";
+  add_option_inputs(app, flags->inputs);
+  constexpr const char* random =
+      "Or random inputs: --rows, --hidden (then a number) and --vocab; inputs of options then are FILE[:NAME] or "
+      "random, "
+      "and random:N for the k of --topk-ids and the width of --teacher-hidden";
   add_integer(app, "--rows", "R", flags->rows, 0)->group(random);
   add_integer(app, "--vocab", "V", flags->vocab, 1)->group(random);
   add_choice(app, "--kind", "(linear)", flags->kind, Choices<Kind>{{"linear", Kind::linear}, {"logits", Kind::logits}})
@@ -212,6 +160,8 @@ void add_check(CLI::App& root, Action& action) {
   add_integer(app, "--seed", "of the data and of the sample (1)", flags->seed, 0)->group(random);
   add_loss_options(app, flags->options);
   add_logit_options(app, flags->options, flags->inputs.row_temperature);
+  add_more_loss_options(app, flags->options);
+  refuse_filter_options(app, "the reference filters nothing, and a filter's error is not rounding: leave it out");
   constexpr const char* how = "How it is computed";
   add_choice(app, "--dtype", "of random inputs (bf16), or convert files to this first", flags->inputs.dtype,
              dtype_choices())
@@ -222,11 +172,13 @@ void add_check(CLI::App& root, Action& action) {
   add_bytes(app, "--budget", "most bytes of workspace (no limit)", flags->budget)->group(how);
   add_integer(app, "--sample", "rows to compare (what takes about half a minute)", flags->sample, 1)->group(how);
   app.add_flag("--full", flags->full, "run and compare every row, however long it takes")->group(how);
+  app.add_flag("--per-row", flags->per_row, "compare every output of a row, not its loss and lse alone")->group(how);
   add_context_options(app, flags->context);
   app.add_flag("--json", flags->json, "one JSON object on stdout");
   app.footer(
       "Example:\n"
-      "  logitless check --rows 256 --hidden 512 --vocab 32000 --dtype bf16 --budget 8MiB");
+      "  logitless check --rows 256 --hidden 512 --vocab 32000 --dtype bf16 --budget 8MiB\n"
+      "  logitless check --rows 64 --hidden 96 --vocab 5000 --teacher-hidden random:128 --teacher-weight random");
   app.callback([flags, &action] { action = [flags] { return run(*flags); }; });
 }
 

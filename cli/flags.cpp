@@ -143,7 +143,7 @@ constexpr double inf = std::numeric_limits<double>::infinity();
 
 constexpr double above_0 = std::numeric_limits<double>::min();
 
-// A new option of the library is one line in one of these three.
+// A new option of the library is one line in one of these four.
 const std::vector<OptionRow>& option_table() {
   static const std::vector<OptionRow> table = {
       {"--reduction", "mean|sum|none", "over the kept rows (mean)",
@@ -197,6 +197,12 @@ const std::vector<OptionRow>& more_options_table() {
       {"--kl-coef", "X", "of the policy rule; needs --policy-ref-logprob (0)",
        number(&Options::policy, &Policy::kl_coef, 0.0, inf)},
       {"--entropy-coef", "X", "of the policy rule (0)", number(&Options::policy, &Policy::entropy_coef, -1e300, inf)},
+  };
+  return table;
+}
+
+const std::vector<OptionRow>& filter_options_table() {
+  static const std::vector<OptionRow> table = {
       {"--filter", "X", "gradient entries below X become 0 or +-X, unbiased; a power of 2 (none)",
        number(&Options::filter, above_0, 1.0)},
       {"--filter-seed", "N", "of the filter (0)",
@@ -245,6 +251,16 @@ void add_more_loss_options(CLI::App& app, Options& options) {
   app.add_flag("--temperature-squared", options.distillation.temperature_squared,
                "multiply the divergence by --distill-temperature squared")
       ->group("What is computed");
+}
+
+void add_filter_options(CLI::App& app, Options& options) { add_table(app, options, filter_options_table()); }
+
+void refuse_filter_options(CLI::App& app, const std::string& why) {
+  for (OptionRow const& row : filter_options_table()) {
+    add_flag(app, row.flag, row.type, row.help, [why](const std::string& flag, const std::string& value) {
+      throw UsageError(flag + ": " + files::quote(value) + "; " + why);
+    })->group("");  // known, but not in the help
+  }
 }
 
 void add_context_options(CLI::App& app, ContextOptions& options) {

@@ -75,8 +75,11 @@ void add_loss_options(CLI::App& app, Options& options);
 // Those of the logits: scale, softcap, z-loss and --temperature, which takes a number, or the file of a row's own,
 // whose name goes to `row_temperature`.
 void add_logit_options(CLI::App& app, Options& options, std::string& row_temperature);
-// Targets of other kinds, rules, the filter.
+// Targets of other kinds, and rules.
 void add_more_loss_options(CLI::App& app, Options& options);
+// The filter's, or their refusal by name.
+void add_filter_options(CLI::App& app, Options& options);
+void refuse_filter_options(CLI::App& app, const std::string& why);
 // --backend, --threads, --cpu-target.
 void add_context_options(CLI::App& app, ContextOptions& options);
 

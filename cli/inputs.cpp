@@ -3,6 +3,7 @@
 #include "inputs.hpp"
 
 #include <CLI/CLI.hpp>
+#include <cstring>
 #include <iterator>
 #include <string_view>
 
@@ -104,7 +105,6 @@ constexpr OptionInput option_input_table[] = {
     {"--cu-seqlens", nullptr, Of::integers, 1, "[S+1]", nullptr},                // not an argument of the loss
 };
 static_assert(std::size(option_input_table) == option_inputs);
-constexpr std::size_t plain_options = 3;  // of them, the first: bias and weights
 
 constexpr const char* options_group = "Inputs of options";
 
@@ -119,21 +119,6 @@ std::vector<std::string> specs_of(const InputFlags& flags) {
   specs[option_inputs - 2] = flags.row_temperature;
   specs[option_inputs - 1] = flags.cu_seqlens;
   return specs;
-}
-
-// Token ids into the targets of the next ones.
-void shift(const InputFlags& flags, std::int64_t ignore_index, Inputs& inputs) {
-  Sequences sequences{.ignore_index = ignore_index};
-  Loaded ends;
-  if (!flags.cu_seqlens.empty()) {
-    OptionInput const& row = option_input_table[option_inputs - 1];
-    ends = load_one(row.flag, flags.cu_seqlens, row.rank, row.letters, row.of, flags);
-    sequences.cu_seqlens = ends.view;
-  }
-  auto const targets = std::make_shared<Array>(DType::i64, std::vector<std::int64_t>{inputs.rows});
-  next_token_targets(inputs.y, targets->tensor(), sequences);
-  inputs.y = targets->tensor();
-  inputs.owners.push_back(targets);
 }
 
 void check_rows(const std::string& flag, const std::string& spec, std::int64_t rows, const Loaded& targets,
@@ -166,10 +151,6 @@ void add_input_flags(CLI::App& app, InputFlags& flags) {
   app.add_flag("--npy-bf16", flags.npy_bf16, "an .npy of dtype V2 is bfloat16 (ml_dtypes)")->group(group);
 }
 
-void add_plain_option_inputs(CLI::App& app, InputFlags& flags) {
-  for (std::size_t i = 0; i < plain_options; ++i) add_option_input(app, flags, i);
-}
-
 void add_option_inputs(CLI::App& app, InputFlags& flags) {
   for (std::size_t i = 0; i < option_inputs; ++i) {
     if (option_input_table[i].help != nullptr) add_option_input(app, flags, i);
@@ -181,19 +162,55 @@ void add_option_inputs(CLI::App& app, InputFlags& flags) {
       ->group(options_group);
 }
 
-void load_options(const InputFlags& flags, Inputs& inputs) {
+void load_options(const InputFlags& flags, Inputs& inputs, const Maker& maker) {
   std::vector<std::string> const specs = specs_of(flags);
+  if (inputs.kind == Kind::logits) {
+    for (std::size_t i = 0; i < option_inputs; ++i) {
+      if (specs[i].empty() || std::string_view(option_input_table[i].flag).substr(0, 10) != "--teacher-") continue;
+      throw UsageError(std::string(option_input_table[i].flag) + ": given with " +
+                       (maker ? "--kind logits" : "--logits") +
+                       "; a teacher's head needs --hidden and --weight, or give --topk-logprobs");
+    }
+  }
+  if (!flags.cu_seqlens.empty() && !flags.shift) {
+    throw UsageError("--cu-seqlens: given without --shift; it says where the sequences of --shift end");
+  }
   for (std::size_t i = 0; i < option_inputs; ++i) {
     OptionInput const& row = option_input_table[i];
     if (specs[i].empty() || row.field == nullptr) continue;
     bool const log = row.flag == std::string_view("--topk-logprobs");
     if (log && inputs.options.topk_probs)
       throw UsageError("--topk-logprobs: given with --topk-probs; give one of them");
+    inputs.topk_log = inputs.topk_log || log;
+    constexpr std::string_view made = "random";
+    if (maker && std::string_view(specs[i]).substr(0, made.size()) == made &&
+        (specs[i].size() == made.size() || specs[i][made.size()] == ':')) {
+      std::int64_t const count =
+          specs[i].size() == made.size() ? 0 : parse_integer(row.flag, specs[i].substr(made.size() + 1), 1, any_most);
+      auto const array = std::make_shared<Array>(maker(row.flag, count));
+      inputs.options.*row.field = array->tensor();
+      inputs.owners.push_back(array);
+      continue;
+    }
     Loaded const loaded = load_one(row.flag, specs[i], row.rank, row.letters, row.of, flags);
     inputs.options.*row.field = loaded.view;
     inputs.owners.push_back(loaded.owner);
-    inputs.topk_log = inputs.topk_log || log;
   }
+}
+
+void shift_targets(const InputFlags& flags, std::int64_t ignore_index, Inputs& inputs) {
+  if (!flags.shift) return;
+  Sequences sequences{.ignore_index = ignore_index};
+  Loaded ends;
+  if (!flags.cu_seqlens.empty()) {
+    OptionInput const& row = option_input_table[option_inputs - 1];
+    ends = load_one(row.flag, flags.cu_seqlens, row.rank, row.letters, row.of, flags);
+    sequences.cu_seqlens = ends.view;
+  }
+  auto const targets = std::make_shared<Array>(DType::i64, std::vector<std::int64_t>{inputs.rows});
+  next_token_targets(inputs.y, targets->tensor(), sequences);
+  inputs.y = targets->tensor();
+  inputs.owners.push_back(targets);
 }
 
 Inputs load(const InputFlags& flags, std::int64_t ignore_index) {
@@ -208,18 +225,8 @@ Inputs load(const InputFlags& flags, std::int64_t ignore_index) {
     throw UsageError(std::string(flags.hidden.empty() ? "--hidden" : "--weight") + ": missing beside " +
                      (flags.hidden.empty() ? "--weight" : "--hidden"));
   }
-  if (!flags.logits.empty()) {
-    for (std::size_t i = 0; i < option_inputs; ++i) {
-      if (flags.options[i].empty() || std::string_view(option_input_table[i].flag).substr(0, 10) != "--teacher-")
-        continue;
-      throw UsageError(std::string(option_input_table[i].flag) +
-                       ": given with --logits; a teacher's head needs --hidden and --weight, or give --topk-logprobs");
-    }
-  }
-  if (!flags.cu_seqlens.empty() && !flags.shift) {
-    throw UsageError("--cu-seqlens: given without --shift; it says where the sequences of --shift end");
-  }
   Inputs inputs;
+  inputs.kind = flags.logits.empty() ? Kind::linear : Kind::logits;
   load_options(flags, inputs);
   bool const other_targets = inputs.with_inputs({}).targets != Targets::hard;
   if (flags.targets.empty() && (!other_targets || flags.shift)) {
@@ -251,14 +258,13 @@ Inputs load(const InputFlags& flags, std::int64_t ignore_index) {
     Loaded const z = load_one("--logits", flags.logits, 2, "[R,V]", Of::numbers, flags);
     if (z.view.extent(1) < 1) throw Failure(where("--logits", flags.logits) + " has no column; V must be at least 1");
     if (y.view) check_rows("--logits", flags.logits, z.view.extent(0), y, flags);
-    inputs.kind = Kind::logits;
     inputs.rows = z.view.extent(0);
     inputs.vocab = z.view.extent(1);
     inputs.z = z.view;
     inputs.y = y.view;
     inputs.owners.insert(inputs.owners.end(), {z.owner, y.owner});
   }
-  if (flags.shift) shift(flags, ignore_index, inputs);
+  shift_targets(flags, ignore_index, inputs);
   return inputs;
 }
 
@@ -292,6 +298,33 @@ Options Inputs::with_inputs(Options given) const {
   }
   given.policy.on = options.old_logprob || options.advantage || options.ref_logprob;
   return given;
+}
+
+Inputs Inputs::at_rows(const std::vector<std::int64_t>& chosen) const {
+  Inputs out = *this;
+  out.rows = static_cast<std::int64_t>(chosen.size());
+  auto const gather = [&](ConstTensor& tensor) {
+    // A wrong number of rows is the library's to refuse.
+    if (!tensor || tensor.extent(0) != rows) return;
+    std::vector<std::int64_t> shape = {out.rows};
+    if (tensor.rank() == 2) shape.push_back(tensor.extent(1));
+    auto const array = std::make_shared<Array>(tensor.dtype(), shape);
+    std::size_t const bytes =
+        size_of(tensor.dtype()) * (tensor.rank() == 2 ? static_cast<std::size_t>(tensor.extent(1)) : 1);
+    for (std::size_t n = 0; n < chosen.size(); ++n) {
+      std::memcpy(array->as<std::byte>() + n * bytes,
+                  static_cast<const std::byte*>(tensor.data()) + static_cast<std::size_t>(chosen[n]) * bytes, bytes);
+    }
+    tensor = array->tensor();
+    out.owners.push_back(array);
+  };
+  for (ConstTensor* const each : {&out.x, &out.z, &out.y}) gather(*each);
+  for (OptionInput const& row : option_input_table) {
+    if (row.field == nullptr || row.letters[1] != 'R') continue;
+    if (row.flag == std::string_view("--topk-logprobs")) continue;  // the field of --topk-probs
+    gather(out.options.*row.field);
+  }
+  return out;
 }
 
 std::string Inputs::dtype_text() const {

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "arrays.hpp"
 #include "command.hpp"
 #include "logitless/logitless.hpp"
 
@@ -32,8 +34,6 @@ struct InputFlags {
 void add_input_flags(CLI::App& app, InputFlags& flags);
 // The files of options, and --shift.
 void add_option_inputs(CLI::App& app, InputFlags& flags);
-// Those alone that keep to hard targets of every class: bias and weights.
-void add_plain_option_inputs(CLI::App& app, InputFlags& flags);
 
 struct Inputs {
   Kind kind = Kind::linear;
@@ -46,14 +46,34 @@ struct Inputs {
   // The problem with gradients in the inputs' dtypes (or fp32), or without any.
   Problem problem(bool grad_hidden, bool grad_weight, bool grad_logits, bool grad_f32) const;
   Arguments arguments() const;
+  bool ignored(std::int64_t row, std::int64_t ignore_index) const { return y && target_at(y, row) == ignore_index; }
   // The options with what follows from the tensors that are given: the kind of targets, the policy rule.
   Options with_inputs(Options given) const;
+  // These rows alone, in this order: copies of all that has a row for each.
+  Inputs at_rows(const std::vector<std::int64_t>& rows) const;
   // "bf16", or "bf16, weight f32".
   std::string dtype_text() const;
 };
-// The tensors of options alone, from their files.
-void load_options(const InputFlags& flags, Inputs& inputs);
 // ignore_index: for the last tokens of sequences, with flags.shift.
 Inputs load(const InputFlags& flags, std::int64_t ignore_index);
+
+// Inputs made up from a seed: hidden, weight or logits, and targets of these extents. A tensor of an option is one from
+// its file, or made up too where the flag says `random`.
+struct MadeUp {
+  std::int64_t rows = 0, hidden = 0, vocab = 0;
+  DType dtype = DType::bf16;
+  Kind kind = Kind::linear;
+  std::uint64_t seed = 1;
+};
+Inputs make_up(const MadeUp& extents, const InputFlags& flags, std::int64_t ignore_index);
+
+// ---- what the two share ---------------------------------------------------------------------------------------------
+
+// An option's tensor by its flag; `count`: of `random:N`, 0 not given.
+using Maker = std::function<Array(const std::string& flag, std::int64_t count)>;
+// The tensors of options alone: from their files, and where there is a maker those that say `random` from it.
+void load_options(const InputFlags& flags, Inputs& inputs, const Maker& maker = {});
+// With flags.shift: inputs.y are token ids; makes them the targets of the next ones.
+void shift_targets(const InputFlags& flags, std::int64_t ignore_index, Inputs& inputs);
 
 }  // namespace logitless::cli

@@ -13,6 +13,7 @@
 #include "files/files.hpp"
 #include "flags.hpp"
 #include "inputs.hpp"
+#include "row_outputs.hpp"
 
 namespace logitless::cli {
 namespace {
@@ -79,40 +80,6 @@ double mean_of(const Array& rows, std::int64_t kept) {
   return kept == 0 ? std::nan("") : sum / static_cast<double>(kept);
 }
 
-// What stands beside the loss in a report and in --per-row. Log-probability and correctness are those of the targets,
-// whatever reduction and smoothing are, and are absent where rows have no target of their own.
-struct Rows {
-  Array loss, lse, zloss, logprob, entropy, argmax, correct;
-
-  Rows(std::int64_t rows, bool wanted, bool classes) : entropy(DType::f32, {rows}), argmax(DType::i64, {rows}) {
-    if (wanted) {
-      loss = Array(DType::f32, {rows});
-      lse = Array(DType::f32, {rows});
-      zloss = Array(DType::f32, {rows});
-    }
-    if (classes) {
-      logprob = Array(DType::f32, {rows});
-      correct = Array(DType::u8, {rows});
-    }
-  }
-  void ask(Arguments& arguments) const {
-    arguments.row_loss = loss.tensor();
-    arguments.row_lse = lse.tensor();
-    arguments.row_zloss = zloss.tensor();
-    arguments.row_logprob = logprob.tensor();
-    arguments.row_entropy = entropy.tensor();
-    arguments.row_argmax = argmax.tensor();
-    arguments.row_correct = correct.tensor();
-  }
-  std::vector<files::Source> sources() const {
-    std::vector<files::Source> list = {loss.source("loss"), lse.source("lse"), zloss.source("zloss"),
-                                       entropy.source("entropy"), argmax.source("argmax")};
-    if (logprob) list.push_back(logprob.source("logprob"));
-    if (correct) list.push_back(correct.source("correct"));
-    return list;
-  }
-};
-
 // A number, or nothing where rows have no target of their own.
 void add_of_targets(Report& report, const char* key, bool known, double value) {
   report.add(key, known ? Json(value) : Json(), known ? text_of(value) : "");
@@ -122,7 +89,7 @@ int run(const LossFlags& flags) {
   check_kind_of_outputs(flags);
   Inputs const inputs = load(flags.inputs, flags.options.ignore_index);
   Options const options = inputs.with_inputs(flags.options);
-  bool const classes = options.targets == Targets::hard || options.distillation.hard_share > 0.0;
+  bool const classes = has_classes(options);
   Problem problem = inputs.problem(!flags.grad_hidden.empty(), !flags.grad_weight.empty(), !flags.grad_logits.empty(),
                                    flags.grad_f32);
   if (!flags.grad_bias.empty()) {
@@ -136,6 +103,7 @@ int run(const LossFlags& flags) {
   }
   problem.memory_budget = flags.budget;
   problem.entropy = problem.argmax = true;
+  problem.mean_logit = problem.sum_p2 = !flags.per_row.empty();
 
   Context context(flags.context);
   Plan plan(context, problem, options);
@@ -147,7 +115,13 @@ int run(const LossFlags& flags) {
   Array const dw = wanted(problem.grad_weight_dtype, inputs.vocab, inputs.hidden);
   Array const dz = wanted(problem.grad_logits_dtype, inputs.rows, inputs.vocab);
   Array const db = problem.grad_bias_dtype == DType::none ? Array() : Array(problem.grad_bias_dtype, {inputs.vocab});
-  Rows const rows(inputs.rows, !flags.per_row.empty(), classes);
+  RowOutputs rows;
+  if (!flags.per_row.empty()) {
+    rows = RowOutputs::all(inputs.rows, classes);
+  } else {
+    rows.entropy = Array(DType::f32, {inputs.rows});  // what the report means over rows; correct rows are counted
+    if (classes) rows.logprob = Array(DType::f32, {inputs.rows});
+  }
   std::vector<Output> outputs;
   if (dx) outputs.push_back({"--grad-hidden", flags.grad_hidden, {dx.source("grad_hidden")}});
   if (dw) outputs.push_back({"--grad-weight", flags.grad_weight, {dw.source("grad_weight")}});
@@ -231,12 +205,14 @@ void add_loss(CLI::App& root, Action& action) {
              Choices<bool>{{"input", false}, {"f32", true}})
       ->group(outputs);
   add_text(app, "--per-row", "OUT",
-           "tensors loss, lse, zloss, entropy, argmax, and of targets logprob, correct [R]; .safetensors",
+           "tensors loss, lse, zloss, entropy, argmax, mean_logit, log_sum_p2, and of targets logprob, correct [R]; "
+           ".safetensors",
            flags->per_row)
       ->group(outputs);
   add_loss_options(app, flags->options);
   add_logit_options(app, flags->options, flags->inputs.row_temperature);
   add_more_loss_options(app, flags->options);
+  add_filter_options(app, flags->options);
   constexpr const char* run_group = "How it is computed";
   add_choice(app, "--dtype", "convert hidden, weight, logits to this first", flags->inputs.dtype, dtype_choices())
       ->group(run_group);

@@ -1,10 +1,4 @@
-// See verify.hpp. S compared rows. Derivation of the bound, to first order, u = 2^-24, growth(n) the summation factor:
-//   logit      |dz1_ij| <= scale (growth(H) u |x_i| |w_j| + 2 u |z0_ij|); dz_ij = (dz1_ij + a softcap's 8 u |z|) / T_i
-//   exponent   eta_ij = dz_ij + 2.3 u |z_ij - M_i| + (growth(256) + 16) u: relative error of exp(z_ij - reference)
-//   lse_i      mean of eta_ij under p, and rounding; loss_i: sum_j t_ij (lse - z_ij) + lambda lse^2, term by term
-//   D_ij       A_ij = |D_ij| (eta_ij + the row's mean + 16-bit storage + growth(max(V, R)) u) + fp16's underflow, where
-//              |D_ij| has its terms' sizes added that may cancel; and the error of the softcap's slope
-//   dX, dW     A |W| and A^T |X|, and the rounding of the result
+// See verify.hpp. S compared rows; bounds.hpp has what each may be off by.
 // Cost: reference 8SHV in double on one thread, 10SHV in fp32 on all; memory 4SV floats and two dW.
 
 #include "verify.hpp"
@@ -19,26 +13,11 @@
 #include <thread>
 
 #include "arrays.hpp"
+#include "bounds.hpp"
+#include "row_outputs.hpp"
 
 namespace logitless::cli {
 namespace {
-
-constexpr double unit32 = 0x1p-24;
-
-double unit_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16: return 0x1p-8;
-    case DType::f16: return 0x1p-11;
-    case DType::f64: return 0x1p-53;
-    default: return unit32;
-  }
-}
-
-// Rounding errors of n terms are random: six standard deviations, never more than their sum (Higham & Mary 2019).
-double growth(std::int64_t terms) {
-  auto const n = static_cast<double>(terms) + 1.0;
-  return std::min(n, 6.0 * std::sqrt(n));
-}
 
 bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
@@ -130,14 +109,15 @@ class Tally {
 // All rows, or a seeded sample of the kept ones in ascending order.
 std::vector<std::int64_t> choose_rows(const VerifyRequest& r) {
   Inputs const& in = r.inputs;
-  double const row_cost = in.kind == Kind::linear ? static_cast<double>(in.hidden) * static_cast<double>(in.vocab)
-                                                  : static_cast<double>(in.vocab);
+  double const width =
+      static_cast<double>(in.hidden + (in.options.teacher_hidden ? in.options.teacher_hidden.extent(1) : 0));
+  double const row_cost = (in.kind == Kind::linear ? width : 1.0) * static_cast<double>(in.vocab);
   double const affordable = in.kind == Kind::linear ? 2.5e9 : 1e8;
   auto const most =
       r.sample > 0 ? r.sample : std::max<std::int64_t>(2, static_cast<std::int64_t>(affordable / row_cost));
   std::vector<std::int64_t> rows;
   for (std::int64_t i = 0; i < in.rows; ++i) {
-    if (most >= in.rows || target_at(in.y, i) != r.options.ignore_index) rows.push_back(i);
+    if (most >= in.rows || !in.ignored(i, r.options.ignore_index)) rows.push_back(i);
   }
   if (most >= in.rows || static_cast<std::int64_t>(rows.size()) <= most) return rows;
   std::uint64_t state = r.seed;
@@ -151,26 +131,19 @@ std::vector<std::int64_t> choose_rows(const VerifyRequest& r) {
   return rows;
 }
 
-float element(const ConstTensor& vector, std::int64_t i) { return static_cast<const float*>(vector.data())[i]; }
-
-// Rows of a dense matrix, in its own dtype or another.
-Array gather(const ConstTensor& matrix, const std::vector<std::int64_t>& rows, DType dtype) {
-  std::int64_t const cols = matrix.extent(1);
-  Array out(dtype, {static_cast<std::int64_t>(rows.size()), cols});
-  auto const row_bytes = cols * static_cast<std::int64_t>(size_of(matrix.dtype()));
-  for (std::size_t s = 0; s < rows.size(); ++s) {
-    convert(static_cast<const std::byte*>(matrix.data()) + rows[s] * row_bytes, matrix.dtype(),
-            out.as<std::byte>() + static_cast<std::int64_t>(s) * cols * static_cast<std::int64_t>(size_of(dtype)),
-            dtype, cols);
-  }
+// A dense tensor in fp32.
+Array in_f32(const ConstTensor& tensor) {
+  std::vector<std::int64_t> shape = {tensor.extent(0)};
+  if (tensor.rank() == 2) shape.push_back(tensor.extent(1));
+  Array out(DType::f32, shape);
+  convert(tensor.data(), tensor.dtype(), out.data(), DType::f32, out.count());
   return out;
 }
 
-// Elements of a dense fp32 vector.
-Array gather_rows(const ConstTensor& vector, const std::vector<std::int64_t>& rows) {
-  Array out(DType::f32, {static_cast<std::int64_t>(rows.size())});
-  for (std::size_t s = 0; s < rows.size(); ++s) out.as<float>()[s] = element(vector, rows[s]);
-  return out;
+std::vector<double> numbers(const ConstTensor& tensor) {
+  if (!tensor) return {};
+  Array const array = in_f32(tensor);
+  return {array.as<float>(), array.as<float>() + array.count()};
 }
 
 // Evenly spaced rows of the inputs, where a run of them all would take more than about ten seconds.
@@ -189,27 +162,7 @@ std::optional<Inputs> fewer_rows(const VerifyRequest& r) {
   std::vector<std::int64_t> chosen;
   chosen.reserve(static_cast<std::size_t>(rows));
   for (std::int64_t n = 0; n < rows; ++n) chosen.push_back(n * in.rows / rows);
-  Inputs fewer = in;
-  auto const keep = [&](const Array& array) {
-    fewer.owners.push_back(std::make_shared<Array>(array));
-    return array.tensor();
-  };
-  fewer.rows = rows;
-  if (linear) {
-    fewer.x = keep(gather(in.x, chosen, in.x.dtype()));
-  } else {
-    fewer.z = keep(gather(in.z, chosen, in.z.dtype()));
-  }
-  Array const targets(DType::i64, {rows});
-  for (std::int64_t n = 0; n < rows; ++n) {
-    targets.as<std::int64_t>()[n] = target_at(in.y, chosen[static_cast<std::size_t>(n)]);
-  }
-  fewer.y = keep(targets);
-  for (ConstTensor* const each : {&fewer.options.row_weight, &fewer.options.row_temperature}) {
-    // A wrong length is the library's to refuse.
-    if (*each && each->extent(0) == in.rows) *each = keep(gather_rows(*each, chosen));
-  }
-  return fewer;
+  return in.at_rows(chosen);
 }
 
 // ---- the comparison ---------------------------------------------------------------------------------------------------
@@ -229,8 +182,12 @@ class Comparison {
     prepare();
     std::future<void> reference = std::async(std::launch::async, [this] { run_reference(); });
     try {
-      if (linear()) multiply_logits();
-      run_plain();
+      multiply_heads();
+      if (teacher()) {
+        run_plain_beside_teacher();
+      } else {
+        run_plain();
+      }
       bound_rows();
     } catch (...) {
       reference.wait();
@@ -255,10 +212,17 @@ class Comparison {
   bool per_row() const { return r_.options.reduction == Reduction::none; }
   std::size_t at(std::int64_t s, std::int64_t j) const { return static_cast<std::size_t>(s * in_.vocab + j); }
 
+  bool teacher() const { return r_.options.targets == Targets::teacher; }
+  RowOutputs row_outputs(std::int64_t rows) const {
+    return r_.per_row ? RowOutputs::all(rows, has_classes(r_.options)) : RowOutputs::loss_and_lse(rows);
+  }
+
   // The whole problem as asked, and once more with an upstream gradient on the sample alone.
   void run_backend() {
     Problem problem = in_.problem(linear(), linear(), !linear(), r_.grad_f32);
     problem.memory_budget = r_.budget;
+    problem.entropy = problem.argmax = problem.mean_logit = problem.sum_p2 = r_.per_row;
+    if (linear() && in_.options.bias) problem.grad_bias_dtype = r_.grad_f32 ? DType::f32 : problem.bias_dtype;
     Context context(r_.context);
     Plan plan(context, problem, r_.options);
     out_.machine = Json::parse(context.describe(Format::json));
@@ -266,17 +230,17 @@ class Comparison {
     if (linear()) {
       dx_ = Array(problem.grad_hidden_dtype, {in_.rows, in_.hidden});
       dw_ = Array(problem.grad_weight_dtype, {in_.vocab, in_.hidden});
+      if (in_.options.bias) db_ = Array(problem.grad_bias_dtype, {in_.vocab});
     } else {
       dz_ = Array(problem.grad_logits_dtype, {in_.rows, in_.vocab});
     }
-    row_loss_ = Array(DType::f32, {in_.rows});
-    row_lse_ = Array(DType::f32, {in_.rows});
+    got_ = row_outputs(in_.rows);
     Arguments arguments = in_.arguments();
     arguments.grad_hidden = dx_.tensor();
     arguments.grad_weight = dw_.tensor();
     arguments.grad_logits = dz_.tensor();
-    arguments.row_loss = row_loss_.tensor();
-    arguments.row_lse = row_lse_.tensor();
+    arguments.grad_bias = db_.tensor();
+    got_.ask(arguments);
     Workspace workspace(plan.workspace_bytes());
     progress_.show("check: running " + out_.machine.value("backend", "") + " ...");
     auto const start = std::chrono::steady_clock::now();
@@ -286,68 +250,43 @@ class Comparison {
     divisor_ = r_.options.reduction != Reduction::mean ? 1.0
                : r_.options.normalizer > 0.0           ? r_.options.normalizer
                                                        : sum_of_weights();
-    upstream_ = static_cast<float>(1.0 / divisor_);
+    upstream_ = divisor_ == 0.0 ? 0.0F : static_cast<float>(1.0 / divisor_);
     if (!sampled_ || !linear()) return;
 
     Array const upstream(DType::f32, {in_.rows});
     for (std::int64_t const i : rows_) upstream.as<float>()[i] = upstream_;
     Array const again(problem.grad_hidden_dtype, {in_.rows, in_.hidden});  // dX of the run as asked is compared
+    RowOutputs{}.ask(arguments);
     arguments.grad_hidden = again.tensor();
-    arguments.row_loss = arguments.row_lse = {};
     arguments.grad_loss = 0.0;
     arguments.grad_row_loss = upstream.tensor();
     plan.forward_backward(arguments, workspace);
   }
 
   void prepare() {
-    targets_ = Array(DType::i64, {s_});
-    for (std::int64_t s = 0; s < s_; ++s) {
-      targets_.as<std::int64_t>()[s] = target_at(in_.y, rows_[static_cast<std::size_t>(s)]);
-    }
+    sample_ = in_.at_rows(rows_);
+    student_.vocab = teacher_.vocab = in_.vocab;
+    student_.bias = numbers(in_.options.bias);
+    teacher_.bias = numbers(in_.options.teacher_bias);
     if (linear()) {
-      x_ = gather(in_.x, rows_, in_.x.dtype());
-      x32_ = gather(in_.x, rows_, DType::f32);
-      z32_ = Array(DType::f32, {s_, in_.vocab});
-      w_norm_.assign(static_cast<std::size_t>(in_.vocab), 0.0);
+      x32_ = in_f32(sample_.x);
     } else {
-      z_ = gather(in_.z, rows_, in_.z.dtype());
-      z32_ = gather(in_.z, rows_, DType::f32);
+      student_.logits = in_f32(sample_.z);
     }
-    if (in_.options.row_weight) row_weight_ = gather_rows(in_.options.row_weight, rows_);
-    if (in_.options.row_temperature) row_temperature_ = gather_rows(in_.options.row_temperature, rows_);
-    if (in_.options.bias) {
-      bias32_ = Array(DType::f32, {in_.vocab});
-      convert(in_.options.bias.data(), in_.options.bias.dtype(), bias32_.data(), DType::f32, in_.vocab);
-    }
-    double weights = 0.0;
-    for (std::int64_t j = 0; j < in_.vocab; ++j) weights += class_weight(j);
-    mean_weight_ = weights / static_cast<double>(in_.vocab);
     // Both yardsticks see the sample as a problem of its own, with the whole problem's upstream gradient.
     options_ = r_.options;
     if (sampled_ && options_.reduction == Reduction::mean) options_.normalizer = divisor_;
   }
 
-  double class_weight(std::int64_t j) const {
-    return in_.options.class_weight ? static_cast<double>(element(in_.options.class_weight, j)) : 1.0;
-  }
-
   // What the mean divides by: of the kept rows.
   double sum_of_weights() const {
-    if (!in_.options.class_weight) return static_cast<double>(result_.kept);
+    if (!in_.options.class_weight || r_.options.targets != Targets::hard) return static_cast<double>(result_.kept);
+    std::vector<double> const weights = numbers(in_.options.class_weight);
     double sum = 0.0;
     for (std::int64_t i = 0; i < in_.rows; ++i) {
-      std::int64_t const y = target_at(in_.y, i);
-      if (y != r_.options.ignore_index) sum += class_weight(y);
+      if (!in_.ignored(i, r_.options.ignore_index)) sum += weights[static_cast<std::size_t>(target_at(in_.y, i))];
     }
     return sum;
-  }
-
-  // The sample's inputs of options, for either yardstick.
-  void set_options(Arguments& arguments) const {
-    arguments.bias = in_.options.bias;
-    arguments.class_weight = in_.options.class_weight;
-    arguments.row_weight = row_weight_.tensor();
-    arguments.row_temperature = row_temperature_.tensor();
   }
 
   void set_upstream(Arguments& arguments) const {
@@ -359,78 +298,123 @@ class Comparison {
   Result run_on_reference(Arguments& arguments) const {
     Context context({.backend = Backend::reference});
     set_upstream(arguments);
-    set_options(arguments);
-    Plan plan(context, problem_of(arguments, Call::forward_backward), options_);
+    Problem problem = problem_of(arguments, Call::forward_backward);
+    problem.topk_log = in_.topk_log;
+    Plan plan(context, problem, options_);
     Workspace workspace;
     return plan.forward_backward(arguments, workspace);
   }
 
   void run_reference() {
-    want_loss_ = Array(DType::f32, {s_});
-    want_lse_ = Array(DType::f32, {s_});
-    Arguments arguments;
-    arguments.targets = targets_.tensor();
-    arguments.row_loss = want_loss_.tensor();
-    arguments.row_lse = want_lse_.tensor();
+    want_rows_ = row_outputs(s_);
+    Arguments arguments = sample_.arguments();
+    want_rows_.ask(arguments);
     if (linear()) {
       want_dx_ = Array(DType::f32, {s_, in_.hidden});
       want_dw_ = Array(DType::f32, {in_.vocab, in_.hidden});
-      arguments.hidden = x_.tensor();
-      arguments.weight = in_.w;
+      if (db_) want_db_ = Array(DType::f32, {in_.vocab});
       arguments.grad_hidden = want_dx_.tensor();
       arguments.grad_weight = want_dw_.tensor();
+      arguments.grad_bias = want_db_.tensor();
     } else {
       want_dz_ = Array(DType::f32, {s_, in_.vocab});
-      arguments.logits = z_.tensor();
       arguments.grad_logits = want_dz_.tensor();
     }
     want_ = run_on_reference(arguments);
   }
 
-  // A row of W in fp32, and the size of a block of rows that stays in the first caches.
-  void weight_row(std::int64_t j, float* out) const {
-    auto const* const bytes = static_cast<const std::byte*>(in_.w.data());
-    convert(bytes + j * in_.hidden * static_cast<std::int64_t>(size_of(in_.w.dtype())), in_.w.dtype(), out, DType::f32,
-            in_.hidden);
+  // A row of W in fp32.
+  static void weight_row(const ConstTensor& weight, std::int64_t j, float* out) {
+    std::int64_t const h = weight.extent(1);
+    auto const* const bytes = static_cast<const std::byte*>(weight.data());
+    convert(bytes + j * h * static_cast<std::int64_t>(size_of(weight.dtype())), weight.dtype(), out, DType::f32, h);
+  }
+
+  void multiply_heads() {
+    if (linear()) multiply(x32_, in_.w, student_);
+    if (teacher()) multiply(in_f32(sample_.options.teacher_hidden), in_.options.teacher_weight, teacher_);
   }
 
   // z32 [S,V]: products in the input's dtype (exact in fp32 for 16 bits), summed in fp32.
-  void multiply_logits() {
-    std::int64_t const h = in_.hidden;
+  void multiply(const Array& x32, const ConstTensor& weight, Head& head) const {
+    std::int64_t const h = weight.extent(1);
+    head.width = h;
+    head.logits = Array(DType::f32, {s_, in_.vocab});
+    head.class_norm.assign(static_cast<std::size_t>(in_.vocab), 0.0);
+    auto const norm = [h](const float* values) {
+      double sum = 0.0;
+      for (std::int64_t k = 0; k < h; ++k) sum += static_cast<double>(values[k]) * static_cast<double>(values[k]);
+      return std::sqrt(sum);
+    };
+    for (std::int64_t s = 0; s < s_; ++s) head.row_norm.push_back(norm(x32.as<float>() + s * h));
     parallel(in_.vocab, [&](std::int64_t first, std::int64_t last) {
       std::vector<float> w(static_cast<std::size_t>(h));
       for (std::int64_t j = first; j < last; ++j) {
-        weight_row(j, w.data());
-        double norm = 0.0;
-        for (float const value : w) norm += static_cast<double>(value) * static_cast<double>(value);
-        w_norm_[static_cast<std::size_t>(j)] = std::sqrt(norm);
+        weight_row(weight, j, w.data());
+        head.class_norm[static_cast<std::size_t>(j)] = norm(w.data());
         for (std::int64_t s = 0; s < s_; ++s) {
-          float const* const x = x32_.as<float>() + s * h;
+          float const* const x = x32.as<float>() + s * h;
           float lanes[8] = {};
           std::int64_t k = 0;
           for (; k + 8 <= h; k += 8) {
             for (int lane = 0; lane < 8; ++lane) lanes[lane] += x[k + lane] * w[static_cast<std::size_t>(k + lane)];
           }
           for (; k < h; ++k) lanes[k % 8] += x[k] * w[static_cast<std::size_t>(k)];
-          z32_.as<float>()[s * in_.vocab + j] =
+          head.logits.as<float>()[s * in_.vocab + j] =
               ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
         }
       }
     });
   }
 
-  // Loss, lse and D of the plain logits; D cast to the operands' 16 bits where both have them.
+  // Losses and D of the plain logits; D cast to the operands' 16 bits where both have them.
   void run_plain() {
-    plain_loss_ = Array(DType::f32, {s_});
-    plain_lse_ = Array(DType::f32, {s_});
+    plain_rows_ = row_outputs(s_);
     d_ = Array(DType::f32, {s_, in_.vocab});
-    Arguments arguments;
-    arguments.logits = z32_.tensor();
-    arguments.targets = targets_.tensor();
-    arguments.row_loss = plain_loss_.tensor();
-    arguments.row_lse = plain_lse_.tensor();
+    Arguments arguments = sample_.arguments();
+    arguments.hidden = arguments.weight = {};
+    arguments.logits = student_.logits.tensor();
     arguments.grad_logits = d_.tensor();
+    plain_rows_.ask(arguments);
     plain_ = run_on_reference(arguments);
+    cast_plain();
+  }
+
+  // The same with a teacher, which the reference does not take beside given logits: each row is a problem of one
+  // hidden state [1] and a head [V,1] that holds the row's logits, so that its dW is D.
+  void run_plain_beside_teacher() {
+    plain_rows_ = row_outputs(s_);
+    d_ = Array(DType::f32, {s_, in_.vocab});
+    Context context({.backend = Backend::reference});
+    Options options = options_;
+    options.reduction = Reduction::none;
+    options.normalizer = 0.0;
+    float const one = 1.0F;
+    Workspace workspace;
+    for (std::int64_t s = 0; s < s_; ++s) {
+      Inputs row = sample_.at_rows({s});
+      RowOutputs const outputs = row_outputs(1);
+      Arguments arguments = row.arguments();
+      arguments.hidden = arguments.teacher_hidden = ConstTensor(&one, Shape(1, 1));
+      arguments.weight = ConstTensor(student_.logits.as<float>() + s * in_.vocab, Shape(in_.vocab, 1));
+      arguments.teacher_weight = ConstTensor(teacher_.logits.as<float>() + s * in_.vocab, Shape(in_.vocab, 1));
+      arguments.grad_weight = Tensor(d_.as<float>() + s * in_.vocab, Shape(in_.vocab, 1));
+      arguments.grad_row_loss = ConstTensor(&upstream_, Shape(1));
+      outputs.ask(arguments);
+      plain_.kept += Plan(context, problem_of(arguments, Call::forward_backward), options)
+                         .forward_backward(arguments, workspace)
+                         .kept;
+      for (auto const& field : row_fields) {
+        if (plain_rows_.*field.tensor) {
+          (plain_rows_.*field.tensor).as<float>()[s] = (outputs.*field.tensor).as<float>()[0];
+        }
+      }
+      plain_.loss += static_cast<double>(outputs.loss.as<float>()[0]) / divisor_;
+    }
+    cast_plain();
+  }
+
+  void cast_plain() {
     DType const cast = !linear()                                                  ? dz_.dtype()
                        : in_.x.dtype() == in_.w.dtype() && is_half(in_.x.dtype()) ? in_.x.dtype()
                                                                                   : DType::f32;
@@ -440,11 +424,10 @@ class Comparison {
     });
   }
 
-  // Bounds of lse and loss, and A [S,V], the bound of D's error.
+  // Bounds of a row's outputs, and A [S,V], the bound of D's error.
   void bound_rows() {
     a_ = Array(DType::f32, {s_, in_.vocab});
-    lse_bound_.assign(static_cast<std::size_t>(s_), 0.0);
-    loss_bound_ = lse_bound_;
+    row_bounds_.resize(static_cast<std::size_t>(s_));
     bool const bf16_products = out_.plan.value("products", "") == "bf16";
     std::string const kept = out_.plan.value("kept_blocks", 0) > 0 ? out_.plan.value("kept_dtype", "") : "";
     // With bf16 products dW = E^T (diag(a/s) X) rounds its second operand too.
@@ -452,121 +435,86 @@ class Comparison {
                            : kept == "bf16" ? unit_of(DType::bf16)
                            : kept == "f16"  ? unit_of(DType::f16)
                                             : 0.0;
-    double const underflow = kept == "f16" ? 4.0 * 0x1p-25 : 0.0;
+    bounds_.emplace(sample_, r_.options, student_, teacher() ? &teacher_ : nullptr,
+                    Storage{storage, kept == "f16" ? 4.0 * 0x1p-25 : 0.0}, static_cast<double>(upstream_), in_.rows);
     parallel(s_, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t s = first; s < last; ++s) bound_row(s, storage, underflow);
+      for (std::int64_t s = first; s < last; ++s) {
+        if (sample_.ignored(s, r_.options.ignore_index)) continue;  // exact zeros
+        RowBounds& bounds = row_bounds_[static_cast<std::size_t>(s)];
+        bounds = bounds_->row(s, a_.as<float>() + s * in_.vocab);
+        bounds.loss += 4.0 * unit32 * std::abs(static_cast<double>(plain_rows_.loss.as<float>()[s]));
+      }
     });
   }
 
-  void bound_row(std::int64_t s, double storage, double underflow) {
-    std::int64_t const v = in_.vocab, y = targets_.as<std::int64_t>()[s];
-    if (y == r_.options.ignore_index) return;  // exact zeros
-    auto const row = static_cast<std::size_t>(s);
-    float const* const raw = z32_.as<float>() + s * v;
-    double x_norm = 0.0;
-    for (std::int64_t k = 0; linear() && k < in_.hidden; ++k) {
-      double const x = x32_.as<float>()[s * in_.hidden + k];
-      x_norm += x * x;
-    }
-    double const logit_factor = growth(in_.hidden) * unit32 * std::sqrt(x_norm);
-    Options const& o = r_.options;
-    double const t = row_temperature_ ? static_cast<double>(row_temperature_.as<float>()[s]) : o.temperature;
-    double const u = row_weight_ ? std::abs(static_cast<double>(row_weight_.as<float>()[s])) : 1.0;
-    double const cap = o.softcap;
-    // A logit as the loss sees it, and the bounds of its error and of that of its slope dz/dz0.
-    struct Logit {
-      double z, error, slope, slope_error;
-    };
-    bool const transformed = bias32_ || o.logit_scale != 1.0 || cap > 0.0 || t != 1.0;
-    auto const logit = [&](std::int64_t j) -> Logit {
-      double const product = linear() ? logit_factor * w_norm_[static_cast<std::size_t>(j)] : 0.0;
-      double const z0 = raw[j];
-      if (!transformed || std::isinf(z0)) return {z0, product, 1.0, 0.0};
-      double const b = bias32_ ? static_cast<double>(bias32_.as<float>()[j]) : 0.0;
-      double const z1 = o.logit_scale * (z0 + b);
-      double const dz1 = o.logit_scale * (product + 2.0 * unit32 * (std::abs(z0) + std::abs(b)));
-      if (!(cap > 0.0)) return {z1 / t, (dz1 + 2.0 * unit32 * std::abs(z1)) / t, o.logit_scale / t, 0.0};
-      double const h = std::tanh(z1 / cap), left = 1.0 - h * h;
-      return {cap * h / t, (left * dz1 + 8.0 * unit32 * cap * std::abs(h)) / t, o.logit_scale / t * left,
-              o.logit_scale / t * (2.0 * std::abs(h) * left * dz1 / cap + 8.0 * unit32)};
-    };
-    std::vector<Logit> z(static_cast<std::size_t>(v));
-    double top = -std::numeric_limits<double>::infinity();
-    for (std::int64_t j = 0; j < v; ++j) {
-      z[static_cast<std::size_t>(j)] = logit(j);
-      top = std::max(top, z[static_cast<std::size_t>(j)].z);
-    }
-    double const lse = plain_lse_.as<float>()[s];
-    double const constant = (growth(256) + 16.0) * unit32;
-    auto const away = [&](std::int64_t j) {
-      double const each = z[static_cast<std::size_t>(j)].z;
-      return std::isinf(each) ? 0.0 : std::abs(each - top);
-    };
-    auto const eta = [&](std::int64_t j) {
-      return z[static_cast<std::size_t>(j)].error + 2.3 * unit32 * away(j) + constant;
-    };
-    double mean = 0.0, plain_mean = 0.0, others = 0.0, distance = 0.0;
-    for (std::int64_t j = 0; j < v; ++j) {
-      double const e = eta(j), p = std::exp(z[static_cast<std::size_t>(j)].z - lse);
-      double const share = class_weight(j) / static_cast<double>(v);
-      mean += p * e;
-      plain_mean += share * e;
-      if (j != y) others += p * e;
-      distance += share * away(j);
-    }
-    double const p_y = std::exp(z[static_cast<std::size_t>(y)].z - lse);
-    double const others_mean = p_y < 1.0 ? others / (1.0 - p_y) : mean;
-    double const alpha = o.label_smoothing * (o.smoothing == Smoothing::others ? 2.0 : 1.0);
-    double const w_y = class_weight(y), mass = w_y + alpha * mean_weight_;
-    double const loss = std::abs(static_cast<double>(plain_loss_.as<float>()[s]));
-    lse_bound_[row] = mean + 4.0 * unit32 * (std::abs(lse) + 1.0);
-    loss_bound_[row] = u * (mass * mean + w_y * eta(y) + 4.0 * unit32 * mass +
-                            (alpha > 0.0 ? alpha * (plain_mean + growth(v) * unit32 * distance) : 0.0) +
-                            o.z_loss * (2.0 * std::abs(lse) * lse_bound_[row] + 8.0 * unit32 * lse * lse)) +
-                       4.0 * unit32 * loss;
-    double const g = static_cast<double>(upstream_) * u;
-    double const product = linear() ? storage + (growth(std::max(v, in_.rows)) + 8.0) * unit32 : 8.0 * unit32;
-    bool const cancels = alpha > 0.0 && in_.options.class_weight;
-    for (std::int64_t j = 0; j < v; ++j) {
-      Logit const& at_j = z[static_cast<std::size_t>(j)];
-      double const p = std::exp(at_j.z - lse);
-      // |D| may be small where p, the smoothing and the z-loss cancel.
-      double const smoothing = alpha * class_weight(j) / static_cast<double>(v);
-      double const spread =
-          smoothing + (cancels ? 2.0 * alpha * mean_weight_ * p : 0.0) + 4.0 * o.z_loss * (std::abs(lse) + 1.0) * p;
-      double const size = std::abs(static_cast<double>(d_.as<float>()[at(s, j)])) + g * at_j.slope * spread;
-      double const relative = (j == y ? eta(j) + others_mean : eta(j) + mean) + product;
-      double const uncapped = mass * p + (j == y ? w_y : 0.0) + spread;
-      a_.as<float>()[at(s, j)] =
-          static_cast<float>(size * relative + g * (at_j.slope_error * uncapped + at_j.slope * underflow));
-    }
-  }
+  // Outputs of a row that are numbers.
+  struct RowField {
+    const char* name;
+    Array RowOutputs::* tensor;
+    double RowBounds::* bound;
+  };
+  static constexpr RowField row_fields[] = {
+      {"row_loss", &RowOutputs::loss, &RowBounds::loss},
+      {"row_lse", &RowOutputs::lse, &RowBounds::lse},
+      {"row_logprob", &RowOutputs::logprob, &RowBounds::logprob},
+      {"row_entropy", &RowOutputs::entropy, &RowBounds::entropy},
+      {"row_zloss", &RowOutputs::zloss, &RowBounds::zloss},
+      {"row_mean_logit", &RowOutputs::mean_logit, &RowBounds::mean_logit},
+      {"row_log_sum_p2", &RowOutputs::log_sum_p2, &RowBounds::log_sum_p2},
+  };
 
   void compare_rows() {
-    Tally loss, lse;
-    for (std::int64_t s = 0; s < s_; ++s) {
-      auto const row = static_cast<std::size_t>(s);
-      std::int64_t const i = rows_[row];
-      loss.add(row_loss_.as<float>()[i], want_loss_.as<float>()[s], plain_loss_.as<float>()[s], loss_bound_[row]);
-      lse.add(row_lse_.as<float>()[i], want_lse_.as<float>()[s], plain_lse_.as<float>()[s], lse_bound_[row]);
-    }
-    if (!per_row()) {
-      Tally total;
-      double sum = 0.0, mass = 0.0, bound = 0.0;
-      for (std::int64_t i = 0; i < in_.rows; ++i) sum += row_loss_.as<float>()[i];
-      Array const& rows = sampled_ ? row_loss_ : plain_loss_;
-      for (std::int64_t i = 0; i < rows.count(); ++i) mass += std::abs(rows.as<float>()[i]);
-      for (double const each : loss_bound_) bound += each;
-      double const rounding = growth(in_.rows) * unit32 * mass / divisor_;
-      if (sampled_) {  // the rows were judged, so the sum is judged against them
-        total.add(result_.loss, sum / divisor_, sum / divisor_, rounding);
-      } else {
-        total.add(result_.loss, want_.loss, plain_.loss, bound / divisor_ + rounding);
+    if (!per_row()) compare_total();
+    for (RowField const& field : row_fields) {
+      if (!(got_.*field.tensor)) continue;
+      Tally tally;
+      for (std::int64_t s = 0; s < s_; ++s) {
+        auto const row = static_cast<std::size_t>(s);
+        auto const of = [&](const RowOutputs& rows, std::int64_t i) {
+          return (rows.*field.tensor).template as<float>()[i];
+        };
+        tally.add(of(got_, rows_[row]), of(want_rows_, s), of(plain_rows_, s), row_bounds_[row].*field.bound);
       }
-      out_.outputs.push_back(total.verdict("loss"));
+      out_.outputs.push_back(tally.verdict(field.name));
     }
-    out_.outputs.push_back(loss.verdict("row_loss"));
-    out_.outputs.push_back(lse.verdict("row_lse"));
+    if (got_.argmax) compare_argmax();
+  }
+
+  void compare_total() {
+    Tally total;
+    double sum = 0.0, mass = 0.0, bound = 0.0;
+    for (std::int64_t i = 0; i < in_.rows; ++i) sum += got_.loss.as<float>()[i];
+    Array const& rows = sampled_ ? got_.loss : plain_rows_.loss;
+    for (std::int64_t i = 0; i < rows.count(); ++i) mass += std::abs(rows.as<float>()[i]);
+    for (RowBounds const& each : row_bounds_) bound += each.loss;
+    double const rounding = growth(in_.rows) * unit32 * mass / divisor_;
+    if (sampled_) {  // the rows were judged, so the sum is judged against them
+      total.add(result_.loss, sum / divisor_, sum / divisor_, rounding);
+    } else {
+      total.add(result_.loss, want_.loss, plain_.loss, bound / divisor_ + rounding);
+    }
+    out_.outputs.push_back(total.verdict("loss"));
+  }
+
+  // How far below the row's largest logit the class that was found is: its own error, or that of a tie.
+  void compare_argmax() {
+    Tally argmax, correct;
+    for (std::int64_t s = 0; s < s_; ++s) {
+      std::int64_t const i = rows_[static_cast<std::size_t>(s)];
+      std::int64_t const got = got_.argmax.as<std::int64_t>()[i], want = want_rows_.argmax.as<std::int64_t>()[s];
+      if (got < 0 || want < 0 || got >= in_.vocab) {
+        argmax.add(static_cast<double>(got), static_cast<double>(want), static_cast<double>(want), 0.0);
+      } else {
+        Bounds::Logits const row = bounds_->logits(s);
+        auto const a = static_cast<std::size_t>(got), b = static_cast<std::size_t>(want);
+        argmax.add(a == b ? 0.0 : std::abs(row.z[b] - row.z[a]), 0.0, 0.0, row.error[a] + row.error[b]);
+      }
+      if (!got_.correct) continue;
+      bool const is = got >= 0 && got == target_at(in_.y, i);
+      correct.add(got_.correct.as<std::uint8_t>()[i], is ? 1.0 : 0.0, is ? 1.0 : 0.0, 0.0);
+    }
+    out_.outputs.push_back(argmax.verdict("row_argmax"));
+    if (got_.correct) out_.outputs.push_back(correct.verdict("row_correct"));
   }
 
   void compare_logits() {
@@ -608,7 +556,7 @@ class Comparison {
       std::vector<float> own_dx(size, 0.0F), own_bound(size, 0.0F);
       Tally tally;
       for (std::int64_t j = first; j < last; ++j) {
-        weight_row(j, w.data());
+        weight_row(in_.w, j, w.data());
         for (std::size_t k = 0; k < width; ++k) w_abs[k] = std::abs(w[k]);
         std::fill(plain_dw.begin(), plain_dw.end(), 0.0F);
         std::fill(bound_dw.begin(), bound_dw.end(), 0.0F);
@@ -659,6 +607,26 @@ class Comparison {
     }
     out_.outputs.push_back(total_dx.verdict("grad_hidden"));
     out_.outputs.push_back(total_dw.verdict("grad_weight"));
+    if (db_) compare_bias();
+  }
+
+  void compare_bias() {
+    Tally total;
+    double const unit = unit_of(db_.dtype());
+    std::vector<float> got(static_cast<std::size_t>(in_.vocab));
+    gradient_row(db_, 0, in_.vocab, got.data());
+    for (std::int64_t j = 0; j < in_.vocab; ++j) {
+      double const want = want_db_.as<float>()[j];
+      double plain = 0.0, bound = 0.0;
+      for (std::int64_t s = 0; s < s_; ++s) {
+        if (std::isnan(d_.as<float>()[at(s, j)])) continue;  // a bad row leaves nothing in it
+        plain += d_.as<float>()[at(s, j)];
+        bound += a_.as<float>()[at(s, j)];
+      }
+      total.add(got[static_cast<std::size_t>(j)], want, rounded(static_cast<float>(plain), db_.dtype()),
+                bound + (unit + unit32) * std::abs(want) + smallest(db_.dtype()));
+    }
+    out_.outputs.push_back(total.verdict("grad_bias"));
   }
 
   const VerifyRequest& r_;
@@ -671,15 +639,16 @@ class Comparison {
   double divisor_ = 1.0;
   float upstream_ = 1.0F;
 
-  Array dx_, dw_, dz_, row_loss_, row_lse_;  // the backend's, for all rows
+  Array dx_, dw_, dz_, db_;  // the backend's, for all rows
+  RowOutputs got_;
   Result result_, want_, plain_;
-  Array x_, z_, targets_;                                     // the sample, in its own dtype
-  Array x32_, z32_, d_, a_;                                   // the plain pipeline's, and A
-  Array bias32_, row_weight_, row_temperature_;               // of options; of the sample
-  double mean_weight_ = 1.0;                                  // of the classes
-  Array want_loss_, want_lse_, want_dx_, want_dw_, want_dz_;  // the reference's
-  Array plain_loss_, plain_lse_;
-  std::vector<double> w_norm_, lse_bound_, loss_bound_;
+  Inputs sample_;           // the compared rows, in their own dtype
+  Array x32_, d_, a_;       // the plain pipeline's X and D, and A
+  Head student_, teacher_;  // and its logits
+  RowOutputs want_rows_, plain_rows_;
+  Array want_dx_, want_dw_, want_dz_, want_db_;  // the reference's
+  std::optional<Bounds> bounds_;
+  std::vector<RowBounds> row_bounds_;
   Verification out_;
 };
 
@@ -698,6 +667,7 @@ Verification verify(const VerifyRequest& request, Progress& progress) {
                               request.grad_f32,
                               request.sample,
                               request.full,
+                              request.per_row,
                               request.seed};
   Verification out = Comparison(reduced, progress)();
   out.rows_run = reduced.inputs.rows;

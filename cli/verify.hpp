@@ -1,10 +1,9 @@
 // A run of a backend judged against the double-precision reference: what `logitless check` prints.
 //
-// Tolerance of an element: a bound derived from eps of the dtypes and the norms of the operands (verify.cpp), plus
+// Tolerance of an element: a bound derived from eps of the dtypes and the norms of the operands, plus
 // twice the largest error of the plain pipeline on the same data: products in the input's dtype summed in fp32, fp32
-// logits, D cast back to the input's dtype. Nothing is tuned. Softmax and loss come from the reference backend in both
-// yardsticks, so no formula of the loss stands here; the bound knows how transforms of logits, weights, smoothing and a
-// z-loss carry an error on, and check takes no option beyond these.
+// logits, D cast back to the input's dtype. Nothing is tuned. Losses and D come from the reference backend in both
+// yardsticks; the bound (bounds.hpp) knows the sizes of their terms and how each carries an error on.
 //
 // Large problems are judged on sampled rows: the backend runs the whole problem, once as asked and once with an
 // upstream gradient that is 0 outside the sample, so that its dW (every class) equals the reference's over the sample.
@@ -29,6 +28,7 @@ struct VerifyRequest {
   bool grad_f32 = false;
   std::int64_t sample = 0;  // rows to compare; 0: as many as take about half a minute
   bool full = false;        // run and compare every row, however long it takes
+  bool per_row = false;     // compare every output of a row, not loss and lse alone
   std::uint64_t seed = 1;
 };
 

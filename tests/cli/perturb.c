@@ -1,5 +1,6 @@
 /* Preloaded by test_check_fails.py: makes the CPU backend wrong in one element of one output, so that `logitless check`
- * has something to find. LOGITLESS_PERTURB is NAME:FACTOR; the element of largest magnitude is multiplied by FACTOR.
+ * has something to find. LOGITLESS_PERTURB is NAME:FACTOR; the element of largest magnitude is multiplied by FACTOR; or
+ * row_argmax, row_correct, whose first element gets another lowest bit.
  * Calls without workspace are the reference's, and stay right. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -43,10 +44,18 @@ ll_status ll_forward_backward(ll_plan *plan, const ll_arguments *a, void *worksp
     const ll_tensor *tensor;
   } outputs[] = {{"row_loss", a->row_loss},
                  {"row_lse", a->row_lse},
+                 {"row_logprob", a->row_logprob},
+                 {"row_entropy", a->row_entropy},
+                 {"row_zloss", a->row_zloss},
+                 {"row_mean_logit", a->row_mean_logit},
+                 {"row_log_sum_p2", a->row_log_sum_p2},
+                 {"grad_bias", a->grad_bias},
                  {"grad_hidden", a->grad_hidden},
                  {"grad_weight", a->grad_weight},
                  {"grad_logits", a->grad_logits}};
   if (a->loss != NULL && length == 4 && memcmp(what, "loss", 4) == 0) *(double *)a->loss->data *= factor;
+  if (a->row_argmax != NULL && strcmp(what, "row_argmax") == 0) *(int64_t *)a->row_argmax->data ^= 1;
+  if (a->row_correct != NULL && strcmp(what, "row_correct") == 0) *(uint8_t *)a->row_correct->data ^= 1;
   for (size_t i = 0; i < sizeof outputs / sizeof *outputs; ++i) {
     const ll_tensor *t = outputs[i].tensor;
     if (t == NULL || strlen(outputs[i].name) != length || memcmp(what, outputs[i].name, length) != 0) continue;

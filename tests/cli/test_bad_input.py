@@ -165,7 +165,7 @@ class BadInput(Case):
                 ("--grad-hidden", "no/dx.npy", ["--grad-hidden", "there is no directory"]),
                 ("--grad-hidden", "d.safetensors", ["--grad-hidden", "is a directory"]),
                 ("--grad-hidden", "p.safetensors", ["--grad-hidden", "is an input"]),
-                ("--per-row", "rows.npy", ["--per-row", "one array, not 7", ".safetensors"])):
+                ("--per-row", "rows.npy", ["--per-row", "one array, not 9", ".safetensors"])):
             self.refused(2, parts, *base, flag, self.path(out))
         self.refused(2, ["--grad-weight", "same.safetensors", "--grad-hidden"], *base, "--grad-hidden",
                      self.path("same.safetensors"), "--grad-weight", self.path("same.safetensors"))

@@ -50,6 +50,35 @@ class CheckFails(Case):
         self.assertEqual(self.check("grad_weight:1.1", "--dtype", "bf16", "--sample", "6"), ["grad_weight"])
         self.assertEqual(self.check("loss:1.001", "--dtype", "f32", "--sample", "6"), ["loss"])
 
+    def test_every_output_of_a_row(self):
+        f32 = ["--dtype", "f32", "--per-row", "--z-loss", "0.1", "--bias", "random"]
+        self.assertEqual(self.check("", *f32), [])
+        for what in ("row_logprob", "row_entropy", "row_zloss", "row_mean_logit", "row_log_sum_p2", "grad_bias"):
+            self.assertEqual(self.check(what + ":1.01", *f32), [what])
+            self.assertEqual(self.check(what + ":nan", *f32), [what])
+        # A wrong argmax makes what is said of it wrong too where the first row's target is one of the two.
+        self.assertIn("row_argmax", self.check("row_argmax", *f32))
+        self.assertEqual(self.check("row_correct", *f32), ["row_correct"])
+
+    def test_one_wrong_element_with_every_option(self):
+        topk = ["--topk-ids", "random", "--topk-probs", "random"]
+        teacher = ["--teacher-hidden", "random:20", "--teacher-weight", "random"]
+        for options in (["--soft-targets", "random"], [*topk, "--rest", "spread"], topk,
+                        ["--topk-ids", "random", "--topk-logprobs", "random", "--hard-share", "0.5"], teacher,
+                        [*teacher, "--divergence", "reverse_kl"],
+                        [*teacher, "--divergence", "jsd", "--distill-temperature", "2", "--hard-share", "0.5"],
+                        ["--keep-mask", "random", "--label-smoothing", "0.1"], ["--logit-floor", "random"],
+                        ["--temperature", "random", "--row-weight", "random", "--class-weight", "random"],
+                        ["--policy-old-logprob", "random", "--policy-advantage", "random", "--entropy-coef", "0.1",
+                         "--policy-ref-logprob", "random", "--kl-coef", "0.01"]):
+            for sample in ([], ["--sample", "12"]):
+                f32 = ["--dtype", "f32", *options, *sample]
+                self.assertEqual(self.check("", *f32), [], options)
+                self.assertEqual(self.check("grad_weight:1.01", *f32), ["grad_weight"], options)
+                if not sample:  # the largest element's row may not be in it
+                    self.assertEqual(self.check("row_loss:1.01", *f32), ["row_loss"], options)
+                    self.assertEqual(self.check("grad_hidden:1.01", *f32), ["grad_hidden"], options)
+
 
 if __name__ == "__main__":
     if COMPILER is None:

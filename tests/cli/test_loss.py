@@ -46,9 +46,11 @@ class Loss(Case):
         self.assertEqual(report["written"], out)
         kept = p.kept()
         dx, dw = [0.0] * len(p.x), [0.0] * len(p.w)
-        rows = {"loss": [0.0] * 6, "lse": [0.0] * 6, "logprob": [0.0] * 6}
+        rows = {name: [0.0] * 6 for name in ("loss", "lse", "logprob", "mean_logit", "log_sum_p2")}
         for i in kept:
             rows["loss"][i], rows["lse"][i], rows["logprob"][i], d = p.row(i)
+            rows["mean_logit"][i] = sum(p.logits(i)) / p.vocab
+            rows["log_sum_p2"][i] = math.log(sum(math.exp(2 * (z - rows["lse"][i])) for z in p.logits(i)))
             for j in range(p.vocab):
                 for k in range(p.hidden):
                     dx[i * p.hidden + k] += d[j] / len(kept) * p.w[j * p.hidden + k]
@@ -63,7 +65,8 @@ class Loss(Case):
         self.assertIn(b"'shape': (9, 4)", content)
         self.close(list(struct.unpack("<36f", content[-144:])), dw)
         saved = read_safetensors(out[2])
-        self.assertEqual(sorted(saved), ["argmax", "correct", "entropy", "logprob", "loss", "lse", "zloss"])
+        self.assertEqual(sorted(saved), ["argmax", "correct", "entropy", "log_sum_p2", "logprob", "loss", "lse",
+                                         "mean_logit", "zloss"])
         for name, want in rows.items():
             self.assertEqual(saved[name][:2], ("F32", [6]))
             self.close(saved[name][2], want)

@@ -212,6 +212,72 @@ class Options(Case):
         self.refused(2, ["--row-weight", "[7]"], *random_inputs[:1], "--rows", "9", "--vocab", "19", "--hidden", "4",
                      "--row-weight", self.of("row"))
 
+    def test_check_takes_every_option_of_loss(self):
+        def options_of(command):
+            words = self.ok(command, "--help").split()
+            return {word.split(",")[0] for word in words if word.startswith("--")}
+
+        outputs = {"--grad-hidden", "--grad-weight", "--grad-logits", "--grad-bias"}
+        self.assertEqual(options_of("loss") - options_of("check"), {"--filter", "--filter-seed"} | outputs)
+        for flag, value in (("--filter", "0.125"), ("--filter-seed", "1")):
+            self.refused(2, [flag, value, "leave it out"], "check", *self.hard, flag, value)
+
+    def checked(self, *arguments):
+        report = self.json("check", *arguments, "--per-row", "--backend", BACKEND)
+        self.assertTrue(report["passed"], (arguments, report))
+        for output in report["outputs"]:  # bounds of single precision, not of anything
+            self.assertLess(output["tolerance"], 1e-2, (arguments, output))
+        return report["outputs"]
+
+    def test_check_from_files(self):
+        options = [self.of_many("--soft-targets", "soft"), self.of_many("--keep-mask", "keep"),
+                   self.of_many("--logit-floor", "floor"), [*self.topk[6:], "--rest", "spread"], self.topk[6:],
+                   self.topk_log[6:], [*self.topk_log[6:], "--hard-share", "0.5"], [*self.policy[6:], "--entropy-coef", "0.1"],
+                   [*self.policy[6:], "--kl-coef", "0.1", *self.of_many("--policy-ref-logprob", "ref")]]
+        teacher = [self.teacher[6:] + more for more in (
+            [], self.of_many("--teacher-bias", "tb"), ["--divergence", "reverse_kl"], ["--divergence", "jsd", "--beta", "0.3"],
+            ["--distill-temperature", "2", "--temperature-squared", "--hard-share", "0.4", "--softcap", "3"])]
+        for base in (self.hard, self.logits):
+            plain = self.checked(*base)
+            for flags in options + (teacher if base is self.hard else []):
+                self.assertNotEqual(self.checked(*base, *flags), plain, flags)
+                self.checked(*base, *flags, "--sample", "3")
+        self.checked(*self.linear, *self.of_many("--soft-targets", "soft"))  # no targets
+        self.checked(*self.linear, "--targets", self.of("tokens"), "--shift", "--cu-seqlens", self.of("ends"))
+        self.refused(2, ["--teacher-hidden", "--logits"], "check", *self.logits, *self.teacher[6:])
+        self.refused(2, ["--cu-seqlens", "--shift"], "check", *self.hard, "--cu-seqlens", self.of("ends"))
+        self.refused(2, ["--label-smoothing", "policy"], "check", *self.policy, "--label-smoothing", "0.1")
+
+    def of_many(self, *pairs):
+        return [self.of(a) if n % 2 else a for n, a in enumerate(pairs)]
+
+    def test_check_makes_up_what_an_option_needs(self):
+        made = {flag: [flag, "random"] for flag in (
+            "--bias", "--class-weight", "--row-weight", "--temperature", "--keep-mask", "--logit-floor", "--soft-targets")}
+        groups = [*made.values(), ["--topk-ids", "random:5", "--topk-probs", "random"], ["--shift"],
+                  ["--topk-ids", "random", "--topk-logprobs", "random"],
+                  ["--policy-old-logprob", "random", "--policy-advantage", "random", "--policy-ref-logprob", "random",
+                   "--kl-coef", "0.001"]]
+        teacher = ["--teacher-hidden", "random:9", "--teacher-weight", "random", "--teacher-bias", "random"]
+        for dtype in ("f32", "bf16", "f16"):
+            size = ["--rows", "40", "--vocab", "530", "--dtype", dtype]
+            seen = []
+            for base in ([*size, "--hidden", "24"], [*size, "--kind", "logits"]):
+                for flags in [*groups, *([teacher] if "--hidden" in base else [])]:
+                    report = self.json("check", *base, *flags, "--per-row", "--backend", BACKEND)
+                    self.assertTrue(report["passed"], (base, flags, report))
+                    seen.append(report["outputs"])
+            for n, one in enumerate(seen):
+                self.assertNotIn(one, seen[:n])
+        size = ["check", "--rows", "9", "--vocab", "20", "--hidden", "4"]
+        self.refused(2, ["--bias", "random:3"], *size, "--bias", "random:3")
+        self.refused(2, ["--topk-ids", "--vocab 20"], *size, "--topk-ids", "random:21", "--topk-probs", "random")
+        self.refused(2, ["--topk-probs", "--topk-ids"], *size, "--topk-probs", "random")
+        self.refused(2, ["--teacher-weight", "--teacher-hidden"], *size, "--teacher-weight", "random")
+        self.refused(2, ["--teacher-hidden", "--kind logits"], "check", "--rows", "9", "--vocab", "20", "--kind", "logits",
+                     "--teacher-hidden", "random")
+        self.refused(1, ["--soft-targets", "random"], "check", *self.hard, "--soft-targets", "random")  # a file's name
+
     # ---- pairs without a meaning
 
     def wrong(self, parts, base, *flags, status=2):
