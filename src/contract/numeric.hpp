@@ -117,25 +117,48 @@ LL_HD inline float maximum(float a, float b) { return a > b ? a : b; }
 LL_HD inline double if_equal(double a, double b, double equal, double other) { return a == b ? equal : other; }
 LL_HD inline float if_equal(float a, float b, float equal, float other) { return a == b ? equal : other; }
 
-// A hash of (seed, row, column) as a uniform number in [0, 1): 24 bits of two rounds of a 64-bit finaliser
-// (MurmurHash3's constants). The same numbers on every backend, whatever the tiles and threads.
-LL_HD inline float uniform_of(std::uint64_t seed, std::uint64_t row, std::uint64_t column) {
+template <class U>
+LL_HD inline void scramble(U& h) {  // MurmurHash3's finaliser
+  h ^= h >> 16;
+  h *= 0x85ebca6bU;
+  h ^= h >> 13;
+  h *= 0xc2b2ae35U;
+  h ^= h >> 16;
+}
+
+// The filter's hash of (seed, row, column): two words of a row (and of each 2^32 columns), which two rounds mix into a
+// column's. The same numbers on every backend, whatever the tiles and threads.
+struct FilterKey {
+  std::uint32_t first, second;
+};
+LL_HD inline FilterKey filter_key(std::uint64_t seed, std::uint64_t row, std::uint64_t column) {
   std::uint64_t h = seed ^ (row * 0x9e3779b97f4a7c15ULL);
-  for (int round = 0; round < 2; ++round) {
+  for (int round = 0; round < 2; ++round) {  // its 64-bit finaliser
     h ^= h >> 33;
     h *= 0xff51afd7ed558ccdULL;
     h ^= h >> 33;
     h *= 0xc4ceb9fe1a85ec53ULL;
     h ^= h >> 33;
-    if (round == 0) h += column * 0xbf58476d1ce4e5b9ULL;
+    if (round == 0) h += (column >> 32) * 0xbf58476d1ce4e5b9ULL;
   }
-  return static_cast<float>(h >> 40) * 5.9604644775390625e-8F;
+  return {static_cast<std::uint32_t>(h), static_cast<std::uint32_t>(h >> 32)};
+}
+// h: the low 32 bits of columns, one number or a vector; becomes uniform in [0, 2^24).
+template <class U>
+LL_HD inline void filter_hash(U& h, FilterKey key) {
+  h ^= key.first;
+  scramble(h);
+  h += key.second;
+  scramble(h);
+  h = h >> 8;
 }
 
-// The unbiased filter: p below eps becomes eps with probability p / eps, else 0; uniform in [0, 1).
-LL_HD inline float filtered(float p, float eps, float uniform) {
-  if (!(p < eps)) return p;
-  return LL_MUTATE(44, uniform * eps, uniform) < p ? eps : 0.0F;
+// The unbiased filter: p below eps becomes eps with probability p / eps, else 0, for `uniform` in [0, 2^24) and unit =
+// eps 2^-24. F as above, with if_less.
+template <class F>
+LL_HD inline F filtered(F p, F eps, F uniform, F unit) {
+  return if_less(p, eps, if_less(LL_MUTATE(44, uniform * unit, uniform * F(5.9604644775390625e-8F)), p, eps, F(0.0F)),
+                 p);
 }
 
 // The exponent of exp(z - m) for exp2: the difference first, so that a common offset of 1e16 cancels exactly.

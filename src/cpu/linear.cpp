@@ -686,6 +686,9 @@ class LinearRun {
     });
   }
 
+  // D operands times B: most of a filtered D is 0.
+  auto multiply_d() const { return p_.loss.filter > 0.0 ? product_.multiply_sparse : product_.multiply; }
+
   bool dx_direct() const { return dx_sum_ == nullptr; }
   float* dx_row(std::int64_t i) const {
     return dx_direct() ? reinterpret_cast<float*>(row_of(o_.dx, index_[row0_ + i])) : dx_sum_ + i * p_.hidden;
@@ -698,7 +701,7 @@ class LinearRun {
     product_.pack_b_cols(w_source(), b0, width, h0, columns, nullptr, nullptr, s.columns);
     for (std::int64_t r = r0; r < r1; r += macro_rows_) {
       std::int64_t const rows = std::min(macro_rows_, r1 - r);
-      product_.multiply(d_rows_ + panel_offset(r, steps), s.columns, steps, rows, columns, s.tile);
+      multiply_d()(d_rows_ + panel_offset(r, steps), s.columns, steps, rows, columns, s.tile);
       for (std::int64_t i = r; i < r + rows; ++i)
         rows_.accumulate(dx_row(i) + h0, s.tile + (i - r) * leaf_columns, columns, raw() ? scale_[i] : 1.0F, add);
     }
@@ -710,8 +713,8 @@ class LinearRun {
     bool const first = row0_ == 0;
     for (std::int64_t j = j0; j < j1; j += macro_rows_) {
       std::int64_t const rows = std::min(macro_rows_, j1 - j);
-      product_.multiply(d_columns_ + panel_offset(j, steps), x_columns_ + h0 * steps * segment_bytes, steps, rows,
-                        columns, s.tile);
+      multiply_d()(d_columns_ + panel_offset(j, steps), x_columns_ + h0 * steps * segment_bytes, steps, rows, columns,
+                   s.tile);
       for (std::int64_t i = 0; i < rows; ++i) {
         std::int64_t const row = b0 + j + i;
         const float* const from = s.tile + i * leaf_columns;

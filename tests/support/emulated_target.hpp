@@ -98,6 +98,16 @@ inline void interleave16(const bf16* lo, const bf16* hi, std::uint32_t* dst) {
   for (int i = 0; i < 16; ++i) dst[i] = lo[i].bits | static_cast<std::uint32_t>(hi[i].bits) << 16;
 }
 
+inline std::uint16_t nonzero16(const char* words, std::uint32_t bits) {
+  std::uint32_t out = 0;
+  for (int k = 0; k < 16; ++k) {
+    std::uint32_t word;
+    std::memcpy(&word, words + k * 4, 4);
+    out |= static_cast<std::uint32_t>((word & bits) != 0) << k;
+  }
+  return static_cast<std::uint16_t>(out);
+}
+
 }  // namespace logitless::cpu::emulated
 
 #include "cpu/kernels/all.hpp"
@@ -107,9 +117,19 @@ namespace logitless::cpu::emulated {
 // Words of two bf16 adjacent in K, accumulated in fp32 in the order of K.
 struct PairProduct {
   using Operand = bf16;
-  static constexpr int mr = 3, nr = 16, ks = 32, k_block = 2;
+  static constexpr int mr = 3, nr = 16, ks = 32, k_block = 2, dense_from = 4;
   static constexpr bool a_stays = false;
   static constexpr std::int64_t word(int k, int g) { return k * nr + g; }
+
+  static F32 add_word(F32 sum, std::uint32_t word, const char* b) {
+    for (int j = 0; j < nr; ++j) {
+      bf16 w[2];
+      std::memcpy(w, b + j * 4, sizeof w);
+      sum.v[j] += contract::bf16_to_float(static_cast<std::uint16_t>(word)) * contract::bf16_to_float(w[0].bits);
+      sum.v[j] += contract::bf16_to_float(static_cast<std::uint16_t>(word >> 16)) * contract::bf16_to_float(w[1].bits);
+    }
+    return sum;
+  }
 
   static void tile(const char* a, const char* b, std::int64_t steps, float* c, bool add) {
     float sum[mr][nr];

@@ -454,5 +454,35 @@ TEST(Coefficients, ConventionOthersIsUniformOfAnotherAlpha) {
   }
 }
 
+// The filter's uniform numbers: flat in 16 bins, and as if independent of those of the next column, row and seed. Six
+// standard errors of 2^16 draws. Columns 2^32 apart have others.
+TEST(Filter, HashIsUniformAndNeighboursAreIndependent) {
+  constexpr std::uint64_t side = 256, count = side * side;
+  const auto uniform = [](std::uint64_t seed, std::uint64_t row, std::uint64_t column) {
+    auto h = static_cast<std::uint32_t>(column);
+    contract::filter_hash(h, contract::filter_key(seed, row, column));
+    EXPECT_LT(h, 1U << 24);
+    return h / 16777216.0;
+  };
+  for (const std::uint64_t first : {std::uint64_t{0}, (std::uint64_t{5} << 32) - 128, std::uint64_t{151936}}) {
+    double bins[16] = {}, mean = 0.0, with_column = 0.0, with_row = 0.0, with_seed = 0.0;
+    for (std::uint64_t row = 0; row < side; ++row)
+      for (std::uint64_t j = 0; j < side; ++j) {
+        const double u = uniform(9, row, first + j) - 0.5;
+        bins[static_cast<int>((u + 0.5) * 16)] += 1;
+        mean += u / count;
+        with_column += 12 * u * (uniform(9, row, first + j + 1) - 0.5) / count;
+        with_row += 12 * u * (uniform(9, row + 1, first + j) - 0.5) / count;
+        with_seed += 12 * u * (uniform(10, row, first + j) - 0.5) / count;
+      }
+    const double error = 1 / std::sqrt(static_cast<double>(count));
+    for (const double bin : bins) EXPECT_NEAR(bin, count / 16.0, 6 * std::sqrt(count / 16.0));
+    EXPECT_NEAR(mean, 0.0, 6 * error / std::sqrt(12.0));
+    for (const double correlation : {with_column, with_row, with_seed})
+      EXPECT_NEAR(correlation, 0.0, 6 * error) << first;
+  }
+  EXPECT_NE(uniform(9, 1, 7), uniform(9, 1, 7 + (std::uint64_t{1} << 32)));
+}
+
 }  // namespace
 }  // namespace logitless::test

@@ -9,6 +9,7 @@
 #include "cpu/kernels/pair.hpp"
 #include "cpu/kernels/pack.hpp"
 #include "cpu/kernels/product.hpp"
+#include "cpu/kernels/sparse.hpp"
 // clang-format on
 
 namespace logitless::cpu::LL_ISA {
@@ -23,8 +24,15 @@ constexpr RowKernels row_kernels() {
 // P: a register tile (FmaProduct, or the target's own for bf16).
 template <class P>
 constexpr ProductKernels product_kernels() {
-  return {P::mr,     P::nr,          P::ks,          static_cast<int>(sizeof(typename P::Operand)),
-          pack_a<P>, pack_b_rows<P>, pack_b_cols<P>, multiply<P>,
+  return {P::mr,
+          P::nr,
+          P::ks,
+          static_cast<int>(sizeof(typename P::Operand)),
+          pack_a<P>,
+          pack_b_rows<P>,
+          pack_b_cols<P>,
+          multiply<P>,
+          multiply_sparse<P>,
           scatter<P>};
 }
 

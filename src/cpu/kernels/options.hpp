@@ -133,20 +133,35 @@ inline LeafNumbers leaf_full(float* z, std::int64_t n, std::int64_t target, cons
   return out;
 }
 
-// Replaces p[0, n) by its filtered values; returns how many are not 0.
+// Replaces p[0, n) by its filtered values, but for the target's; returns how many are not 0. Columns [column0, column0
+// + n) lie in one range of 2^32.
 inline std::int64_t filter(float* p, std::int64_t n, const GradientRow& row, double* variance) {
-  std::int64_t left = 0;
-  double bound = 0.0;
-  for (std::int64_t j = 0; j < n; ++j) {
-    if (j != row.target && p[j] < row.filter && p[j] > 0.0F) {
-      bound += static_cast<double>(p[j]) * static_cast<double>(row.filter - p[j]);
-      p[j] = contract::filtered(p[j], row.filter,
-                                contract::uniform_of(row.seed, row.row, static_cast<std::uint64_t>(row.column0 + j)));
-    }
-    left += p[j] != 0.0F ? 1 : 0;
-  }
-  *variance += bound;
-  return left;
+  using U32 = std::uint32_t __attribute__((vector_size(4 * F32::lanes)));
+  using I32 = std::int32_t __attribute__((vector_size(4 * F32::lanes)));
+  using Numbers = float __attribute__((vector_size(4 * F32::lanes)));
+  auto const column0 = static_cast<std::uint64_t>(row.column0);
+  contract::FilterKey const key = contract::filter_key(row.seed, row.row, column0);
+  // A number that no filter changes, and that counts as one left. D at the target does not read it.
+  if (row.target >= 0) p[row.target] = 1.0F;
+  U32 columns;
+  for (int i = 0; i < F32::lanes; ++i) columns[i] = static_cast<std::uint32_t>(column0) + static_cast<std::uint32_t>(i);
+  F32 const eps(row.filter), unit(row.filter * 5.9604644775390625e-8F), zero(0.0F), one(1.0F);
+  F32 left = zero, bound = zero;
+  for_lanes(n, [&](std::int64_t i, int count) {
+    U32 hash = columns;
+    contract::filter_hash(hash, key);
+    // Through signed words, which every instruction set converts.
+    Numbers const numbers = __builtin_convertvector(reinterpret_cast<I32>(hash), Numbers);
+    F32 uniform;
+    std::memcpy(&uniform, &numbers, sizeof uniform);
+    F32 const x = load_some(p + i, count), y = contract::filtered(x, eps, uniform, unit);
+    left = left + if_equal(y, zero, zero, one);
+    bound = bound + if_less(x, eps, x * (eps - x), zero);
+    store_some(y, p + i, count);
+    columns += static_cast<std::uint32_t>(F32::lanes);
+  });
+  *variance += static_cast<double>(sum_of(bound));
+  return static_cast<std::int64_t>(sum_of(left));
 }
 
 template <bool capped, bool weighs>

@@ -34,8 +34,13 @@ struct FmaProduct {
   static constexpr int held = nr / F32::lanes;  // vectors of a row
   static constexpr int k_block = 16;            // 256 elements of K
   static constexpr bool a_stays = false;
+  static constexpr int dense_from = 4;  // sparse.hpp: a block of A is sparse up to one word in four
   // Where word k (of 16) of column group g lies in a step of a B panel.
   static constexpr std::int64_t word(int k, int g) { return k * nr + g; }
+
+  static inline F32 add_word(F32 sum, std::uint32_t word, const char* b) {
+    return fma(F32(contract::float_of(word)), F32::load(reinterpret_cast<const float*>(b)), sum);
+  }
 
   static inline void tile(const char* a, const char* b, std::int64_t steps, float* c, bool add) {
     auto const* x = reinterpret_cast<const float*>(a);

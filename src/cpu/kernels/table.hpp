@@ -102,6 +102,9 @@ struct ProductKernels {
                       const float* scale, const float* skip, char* dst);
   // C [rows, 256] = A B over k_steps steps; n columns, rows and n rounded up to panels.
   void (*multiply)(const char* a, const char* b, std::int64_t k_steps, std::int64_t rows, std::int64_t n, float* c);
+  // The same where most of A is 0: words of A that are 0 are left out.
+  void (*multiply_sparse)(const char* a, const char* b, std::int64_t k_steps, std::int64_t rows, std::int64_t n,
+                          float* c);
   // C [rows, cols] fp32 (ld 256) -> operand panels of D and of D^T: da rows t0.., columns j0..; either may be null.
   // Steps of D^T run over rows: t0 is a multiple of ks, and rows beyond `rows` up to the next multiple are zero.
   void (*scatter)(const float* c, std::int64_t rows, std::int64_t cols, std::int64_t t0, std::int64_t j0,

@@ -54,9 +54,15 @@ struct TileProduct {
   using Operand = bf16;
   static constexpr int mr = 32, nr = 32, ks = 32;
   static constexpr int k_block = 1 << 20;
+  static constexpr int dense_from = 32;
   static constexpr bool a_stays = false;
   // A step of B is two tiles of [16 pairs of K][16 columns] words.
   static constexpr std::int64_t word(int k, int g) { return g * 16 + k * 16; }
+
+  static inline F32 add_word(F32 sum, std::uint32_t word, const char* b) {
+    return F32(_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_set1_epi32(static_cast<std::int32_t>(word)),
+                                (__m512bh)_mm512_loadu_si512(b)));
+  }
 
   static inline void tile(const char* a, const char* b, std::int64_t steps, float* c, bool add) {
     constexpr int row_bytes = static_cast<int>(leaf_columns) * 4;

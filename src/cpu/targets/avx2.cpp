@@ -125,6 +125,16 @@ LL_OP void interleave16(const bf16* lo, const bf16* hi, std::uint32_t* dst) {
   for (int i = 0; i < 16; ++i) dst[i] = lo[i].bits | static_cast<std::uint32_t>(hi[i].bits) << 16;
 }
 
+// Bit k: whether word k of 16 has one of `bits`.
+LL_OP std::uint16_t nonzero16(const char* words, std::uint32_t bits) {
+  __m256i const wanted = _mm256_set1_epi32(static_cast<std::int32_t>(bits)), zero = _mm256_setzero_si256();
+  auto const zeros = [&](int i) {
+    __m256i const x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + i * 4));
+    return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(x, wanted), zero)));
+  };
+  return static_cast<std::uint16_t>(~(zeros(0) | zeros(8) << 8));
+}
+
 }  // namespace logitless::cpu::avx2
 
 #include "cpu/kernels/all.hpp"

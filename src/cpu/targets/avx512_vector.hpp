@@ -108,5 +108,9 @@ LL_OP void interleave16(const bf16* lo, const bf16* hi, std::uint32_t* dst) {
   __m512i const h = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(hi)));
   _mm512_storeu_si512(dst, _mm512_or_si512(l, _mm512_slli_epi32(h, 16)));
 }
+// Bit k: whether word k of 16 has one of `bits`.
+LL_OP std::uint16_t nonzero16(const char* words, std::uint32_t bits) {
+  return _mm512_test_epi32_mask(_mm512_loadu_si512(words), _mm512_set1_epi32(static_cast<std::int32_t>(bits)));
+}
 
 }  // namespace logitless::cpu::LL_ISA

@@ -38,8 +38,14 @@ namespace logitless::cpu::avx512bf16 {
 struct DotProduct {
   using Operand = bf16;
   static constexpr int mr = 6, nr = 64, ks = 32, k_block = 16;
+  static constexpr int dense_from = 4;
   static constexpr bool a_stays = false;
   static constexpr std::int64_t word(int k, int g) { return k * nr + g; }
+
+  static inline F32 add_word(F32 sum, std::uint32_t word, const char* b) {
+    return F32(_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_set1_epi32(static_cast<std::int32_t>(word)),
+                                (__m512bh)_mm512_loadu_si512(b)));
+  }
 
   static inline void tile(const char* a, const char* b, std::int64_t steps, float* c, bool add) {
     __m512 sum[mr][4];

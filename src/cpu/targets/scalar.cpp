@@ -78,6 +78,17 @@ inline void interleave16(const bf16* lo, const bf16* hi, std::uint32_t* dst) {
   for (int i = 0; i < 16; ++i) dst[i] = lo[i].bits | static_cast<std::uint32_t>(hi[i].bits) << 16;
 }
 
+// Bit k: whether word k of 16 has one of `bits`.
+inline std::uint16_t nonzero16(const char* words, std::uint32_t bits) {
+  std::uint32_t out = 0;
+  for (int k = 0; k < 16; ++k) {
+    std::uint32_t word;
+    std::memcpy(&word, words + k * 4, 4);
+    out |= static_cast<std::uint32_t>((word & bits) != 0) << k;
+  }
+  return static_cast<std::uint16_t>(out);
+}
+
 }  // namespace logitless::cpu::scalar
 
 #include "cpu/kernels/all.hpp"
