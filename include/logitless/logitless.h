@@ -382,6 +382,13 @@ LL_API ll_status ll_next_token_targets(const ll_tensor *ids, const ll_tensor *cu
  * part needs, become 0. */
 LL_API ll_status ll_merge_statistics(const ll_tensor *const *parts, int64_t count, const ll_tensor *merged) LL_NOEXCEPT;
 
+/* order[n] = the class with the n-th largest mean probability; of equals the lower class comes first. mean_probability
+ * [V] F32 without NaN, order [V] I32 or I64. A weight whose rows lie in this order (targets renumbered accordingly) has
+ * its rare classes side by side, so that a filter leaves whole tiles of D at 0. Compute it once per weight: mean
+ * probabilities of n kept rows are grad_bias of one forward_backward with grad_loss 0, grad_row_lse 1/n (a scalar with
+ * stride 0) and a bias of zeros (stride 0), wanting neither grad_hidden nor grad_weight. Allocates V numbers. */
+LL_API ll_status ll_class_order(const ll_tensor *mean_probability, const ll_tensor *order) LL_NOEXCEPT;
+
 #ifdef __cplusplus
 }
 #endif

@@ -1029,4 +1029,9 @@ inline void merge_statistics(std::span<const ConstTensor> parts, Tensor merged) 
   detail::check(ll_merge_statistics(raw.data(), static_cast<std::int64_t>(raw.size()), merged.get()));
 }
 
+// mean_probability [V] -> order [V]: classes from the most to the least probable; see ll_class_order.
+inline void class_order(ConstTensor mean_probability, Tensor order) {
+  detail::check(ll_class_order(mean_probability.get(), order.get()));
+}
+
 }  // namespace logitless

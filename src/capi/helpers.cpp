@@ -1,8 +1,11 @@
-// Helpers beside the loss: next-token targets of packed sequences, and the merge of row statistics of a vocabulary's
-// parts. On the calling thread, in one pass that checks and one that writes, so that a refusal leaves the outputs
-// alone. Cost: N reads; R count merges in double.
+// Helpers beside the loss: next-token targets of packed sequences, the merge of row statistics of a vocabulary's parts,
+// and classes by mean probability. On the calling thread, in one pass that checks and one that writes, so that a
+// refusal leaves the outputs alone. Cost: N reads; R count merges in double; V log V comparisons.
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 #include "capi/views.hpp"
 #include "contract/statistics.hpp"
@@ -181,5 +184,31 @@ ll_status ll_merge_statistics(const ll_tensor* const* parts, int64_t count, cons
       for (std::int64_t p = 1; p < count; ++p) row = joined(row, columns(part(p), i));
       put(out, i, row);
     }
+  });
+}
+
+ll_status ll_class_order(const ll_tensor* mean_probability, const ll_tensor* order) noexcept {
+  return guarded([&] {
+    Regions regions;
+    Checker check(regions);
+    const View mean = check.vector("mean_probability", mean_probability, Role::input, {DType::f32});
+    const View to = check.vector("order", order, Role::output, mean.rows, {DType::i64, DType::i32});
+    regions.check(false);
+    if (mean.rows > 0 && !fits(to.dtype, mean.rows - 1)) {
+      refuse("order: dtype i32; must be i64 for " + number(mean.rows) + " classes");
+    }
+    std::vector<float> of(static_cast<std::size_t>(mean.rows));
+    for (std::int64_t j = 0; j < mean.rows; ++j) {
+      const float p = static_cast<const float*>(mean.data)[j * mean.row_stride];
+      if (std::isnan(p)) refuse("mean_probability[" + number(j) + "]: NaN; must be a number");
+      of[static_cast<std::size_t>(j)] = p;
+    }
+    std::vector<std::int64_t> classes(of.size());
+    std::iota(classes.begin(), classes.end(), std::int64_t{0});
+    std::sort(classes.begin(), classes.end(), [&](std::int64_t a, std::int64_t b) {
+      const float pa = of[static_cast<std::size_t>(a)], pb = of[static_cast<std::size_t>(b)];
+      return pa != pb ? pa > pb : a < b;
+    });
+    for (std::int64_t n = 0; n < mean.rows; ++n) put_whole(to, n, classes[static_cast<std::size_t>(n)]);
   });
 }

@@ -290,6 +290,10 @@ TEST(OneLine, OptionsFollowFromWhatIsGiven) {
   logitless::next_token_targets(std::vector<std::int64_t>{1, 2, 3, 4}, targets,
                                 {.document_ids = std::vector<std::int64_t>{0, 0, 5, 5}, .ignore_index = -7});
   EXPECT_EQ(targets, (std::vector<std::int64_t>{2, -7, 4, -7}));
+  std::vector<std::int32_t> order(3);
+  logitless::class_order(std::vector<float>{0.25f, 0.5f, 0.25f}, order);
+  EXPECT_EQ(order, (std::vector<std::int32_t>{1, 0, 2}));
+  EXPECT_THROW(logitless::class_order(std::vector<float>{0.25f, NAN, 0.25f}, order), logitless::Error);
 }
 
 TEST(OneLine, FilterReports) {

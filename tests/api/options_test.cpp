@@ -216,5 +216,66 @@ TEST(MergeStatistics, JoinsTheParts) {
   EXPECT_EQ(out[2], 0.5f);
 }
 
+TEST(ClassOrder, IsStableAndDescending) {
+  std::vector<float> mean = {0.1f, 0.3f, 0.0f, 0.3f, -0.0f, 0.2f};
+  std::vector<std::int32_t> order(6, -5);
+  std::vector<std::int64_t> wide(12, -5);
+  const ll_tensor from = tensor(mean.data(), LL_F32, {6}), to = tensor(order.data(), LL_I32, {6});
+  ASSERT_EQ(ll_class_order(&from, &to), LL_OK) << ll_last_error();
+  EXPECT_EQ(order, (std::vector<std::int32_t>{1, 3, 5, 0, 2, 4}));
+  // Strides, and backwards.
+  ll_tensor backwards = tensor(mean.data() + 5, LL_F32, {6}), spread = tensor(wide.data(), LL_I64, {6});
+  backwards.stride[0] = -1;
+  spread.stride[0] = 2;
+  ASSERT_EQ(ll_class_order(&backwards, &spread), LL_OK) << ll_last_error();
+  EXPECT_EQ(wide, (std::vector<std::int64_t>{2, -5, 4, -5, 0, -5, 5, -5, 1, -5, 3, -5}));
+
+  const auto refusal = [&](const ll_tensor* probability, const ll_tensor* out, std::vector<std::string> parts) {
+    EXPECT_TRUE(refused(ll_class_order(probability, out), LL_ERROR_INVALID_ARGUMENT, parts));
+  };
+  const ll_tensor few = tensor(order.data(), LL_I32, {5}), over = tensor(mean.data(), LL_I32, {6});
+  refusal(nullptr, &to, {"mean_probability: null"});
+  refusal(&from, nullptr, {"order: null"});
+  refusal(&to, &to, {"mean_probability", "i32"});
+  refusal(&from, &from, {"order", "f32"});
+  refusal(&from, &few, {"order: shape [5]", "[6]"});
+  refusal(&from, &over, {"order", "mean_probability"});
+  mean[4] = std::nanf("");
+  order.assign(6, -5);
+  refusal(&from, &to, {"mean_probability[4]: NaN"});
+  EXPECT_EQ(order, std::vector<std::int32_t>(6, -5)) << "a refusal writes nothing";
+  const ll_tensor none = tensor(mean.data(), LL_F32, {0}), nothing = tensor(order.data(), LL_I32, {0});
+  EXPECT_EQ(ll_class_order(&none, &nothing), LL_OK) << ll_last_error();
+}
+
+// As the header says: grad_bias with grad_loss 0 and 1/n for every lse is the mean of p over the n kept rows.
+TEST(ClassOrder, MeanProbabilitiesAreAGradientOfTheBias) {
+  const ContextPointer context = make_context(LL_BACKEND_CPU);
+  SmallProblem s;
+  std::int64_t kept = 0;
+  for (const std::int64_t y : s.y) kept += y != -100 ? 1 : 0;
+  float zero = 0.0f, share = 1.0f / static_cast<float>(kept);
+  std::vector<float> mean(SmallProblem::V, kSentinel);
+  ll_tensor bias = tensor(&zero, LL_F32, {SmallProblem::V}), upstream = tensor(&share, LL_F32, {SmallProblem::R});
+  const ll_tensor db = tensor(mean.data(), LL_F32, {SmallProblem::V});
+  bias.stride[0] = upstream.stride[0] = 0;
+  s.problem.bias_dtype = s.problem.grad_bias_dtype = LL_F32;
+  s.problem.grad_hidden_dtype = s.problem.grad_weight_dtype = LL_NONE;
+  s.arguments.grad_hidden = s.arguments.grad_weight = nullptr;
+  s.arguments.bias = &bias;
+  s.arguments.grad_bias = &db;
+  s.arguments.grad_loss = 0.0;
+  s.arguments.grad_row_lse = &upstream;
+  ASSERT_EQ(s.run(context.get()), LL_OK) << ll_last_error();
+  // Expected's D is (p - [j = y]) / kept.
+  const std::vector<double> z = s.exact_logits();
+  const Expected expected(z, s.y, SmallProblem::V, 0.0, -100);
+  std::vector<double> want(SmallProblem::V, 0.0);
+  for (std::size_t n = 0; n < z.size(); ++n) want[n % want.size()] += expected.d[n];
+  for (const std::int64_t y : s.y)
+    if (y != -100) want[static_cast<std::size_t>(y)] += 1.0 / static_cast<double>(kept);
+  expect_near(mean, want, "mean probabilities");
+}
+
 }  // namespace
 }  // namespace faces
