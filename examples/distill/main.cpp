@@ -2,7 +2,8 @@
 // the same small model trained alone.
 //
 // Both students see the same batches. The distilled one's loss is Logitless' with targets `teacher`: KL(q | p) of the
-// teacher's softmax q over its own head (H_t) and the student's p (H_s), both heads streamed, neither's logits held.
+// teacher's softmax q over its own head (H_t) and the student's p (H_s), both heads streamed, neither's logits held:
+// the plan has a budget below a tenth of them.
 // Every step of it costs the teacher's body forward beside. Public C++ face alone.
 #include <array>
 #include <charconv>
@@ -13,6 +14,7 @@
 #include <exception>
 #include <logitless/logitless.hpp>
 #include <numbers>
+#include <optional>
 #include <string>
 
 #include "../tiny_lm/model.hpp"
@@ -30,7 +32,9 @@ using tiny_lm::Vector;
 struct Options {
   std::string text = TINY_LM_SOURCE_DIR;
   std::int64_t steps = 240, rows = 512, hidden = 192, vocab = 8192;
-  double temperature = 1.0, hard_share = 0.0, rate = 2e-3;
+  double temperature = 1.0, hard_share = 0.0, rate = 2e-3, budget_mib = 3.0;
+
+  std::uint64_t budget() const { return static_cast<std::uint64_t>(budget_mib * 1024 * 1024); }
 };
 
 constexpr std::int64_t context = 6;
@@ -57,33 +61,45 @@ class Model {
   // A step on a batch; with a teacher its X is that of the same contexts.
   double step(ll::Context& library, const std::int32_t* contexts, const std::int32_t* targets, std::int64_t t,
               float rate, Model* teacher, const Options& options) {
-    ll::LinearCrossEntropy call{
+    ll::Arguments arguments{
+        .hidden = ll::ConstTensor(forward(contexts), {rows_, sizes_.hidden}),
+        .weight = ll::ConstTensor(head(), {sizes_.vocab, sizes_.hidden}),
+        .targets = ll::ConstTensor(targets, {rows_}),
         .grad_hidden = ll::Tensor(dx_.data(), {rows_, sizes_.hidden}),
-        .grad_weight = ll::Tensor(gradients_.data() + sizes_.embedding(), {sizes_.vocab, sizes_.hidden}),
-        .accumulate_grad_weight = true};
+        .grad_weight = ll::Tensor(gradients_.data() + sizes_.embedding(), {sizes_.vocab, sizes_.hidden})};
     if (teacher != nullptr) {
-      call.distillation = {.divergence = ll::Divergence::forward_kl,
-                           .temperature = options.temperature,
-                           .hard_share = options.hard_share,
-                           .temperature_squared = true};
-      call.teacher_hidden = ll::ConstTensor(teacher->forward(contexts), {rows_, teacher->hidden()});
-      call.teacher_weight = ll::ConstTensor(teacher->head(), {sizes_.vocab, teacher->hidden()});
+      arguments.teacher_hidden = ll::ConstTensor(teacher->forward(contexts), {rows_, teacher->hidden()});
+      arguments.teacher_weight = ll::ConstTensor(teacher->head(), {sizes_.vocab, teacher->hidden()});
     }
-    const float* const x = forward(contexts);
-    const double loss = ll::linear_cross_entropy(library, ll::ConstTensor(x, {rows_, sizes_.hidden}),
-                                                 ll::ConstTensor(head(), {sizes_.vocab, sizes_.hidden}),
-                                                 ll::ConstTensor(targets, {rows_}), call)
-                            .loss;
+    if (!plan_) {  // shapes stay, so one plan serves all steps
+      ll::Problem problem = ll::problem_of(arguments, ll::Call::forward_backward);
+      problem.accumulate_grad_weight = true;
+      problem.memory_budget = options.budget();
+      ll::Options of_loss;
+      if (teacher != nullptr) {
+        of_loss.targets = ll::Targets::teacher;
+        of_loss.distillation = {.divergence = ll::Divergence::forward_kl,
+                                .temperature = options.temperature,
+                                .hard_share = options.hard_share,
+                                .temperature_squared = true};
+      }
+      plan_.emplace(library, problem, of_loss);
+      workspace_.reserve(plan_->workspace_bytes());
+    }
+    const double loss = plan_->forward_backward(arguments, workspace_).loss;
     body_.backward(parameters_.data(), contexts, rows_, dx_.data(), gradients_.data());
     adam_.step(products_.pool(), t, rate, parameters_, gradients_);
     return loss;
   }
 
+  // Of the head's plan, after the first step.
+  std::size_t workspace_bytes() const { return plan_->workspace_bytes(); }
+
   // Mean negative log-likelihood of a batch.
-  double loss(ll::Context& library, const std::int32_t* contexts, const std::int32_t* targets) {
+  double loss(ll::Context& library, const std::int32_t* contexts, const std::int32_t* targets, const Options& options) {
     return ll::linear_cross_entropy(library, ll::ConstTensor(forward(contexts), {rows_, sizes_.hidden}),
                                     ll::ConstTensor(head(), {sizes_.vocab, sizes_.hidden}),
-                                    ll::ConstTensor(targets, {rows_}))
+                                    ll::ConstTensor(targets, {rows_}), {.memory_budget = options.budget()})
         .loss;
   }
 
@@ -94,6 +110,8 @@ class Model {
   Body body_;
   Vector<float> parameters_, gradients_, dx_;
   Adam adam_;
+  std::optional<ll::Plan> plan_;
+  ll::Workspace workspace_;
 };
 
 struct Batch {
@@ -141,7 +159,7 @@ Options parse(int argc, const char* const* argv) {
       std::puts(
           "distill [--text FILE|DIR] [--steps N (240)] [--rows R (512)] [--hidden H of the teacher (192)] [--vocab V "
           "(8192)]\n"
-          "        [--temperature T (1)] [--hard-share S (0)]\n"
+          "        [--temperature T (1)] [--hard-share S (0)] [--budget-mib M of the head's workspace (3)]\n"
           "Trains a teacher, then two students of half its width: alone, and by forward KL from the teacher's head.");
       std::exit(0);
     }
@@ -161,6 +179,8 @@ Options parse(int argc, const char* const* argv) {
       o.temperature = number(name, value, 0.01, 100);
     else if (name == "--hard-share")
       o.hard_share = number(name, value, 0, 1);
+    else if (name == "--budget-mib")
+      o.budget_mib = number(name, value, 0.01, 1e6);
     else
       throw std::invalid_argument(name + ": unknown; --help lists the options");
   }
@@ -193,7 +213,7 @@ int run(const Options& o) {
     for (std::int64_t b = 0; b < batches; ++b) {
       const Batch some = batch_of(corpus.held_out, o.rows,
                                   [&](std::int64_t i) { return (b * o.rows + i) * length / (batches * o.rows); });
-      sum += model.loss(library, some.contexts.data(), some.targets.data());
+      sum += model.loss(library, some.contexts.data(), some.targets.data(), o);
     }
     return std::exp(sum / static_cast<double>(batches));
   };
@@ -205,9 +225,10 @@ int run(const Options& o) {
       loss = model.step(library, some.contexts.data(), some.targets.data(), step + 1, rate_at(o, step), teacher, o);
     }
     const double seconds = seconds_since(start), found = perplexity(model);
-    std::printf("%-22s H = %-4lld %9lld parameters  loss %.4f  held-out perplexity %.2f  (%.0f s)\n", name,
-                static_cast<long long>(model.hidden()), static_cast<long long>(model.parameters()), loss, found,
-                seconds);
+    std::printf(
+        "%-22s H = %-4lld %9lld parameters  loss %.4f  held-out perplexity %.2f  (%.0f s; workspace %.2f MiB)\n", name,
+        static_cast<long long>(model.hidden()), static_cast<long long>(model.parameters()), loss, found, seconds,
+        static_cast<double>(model.workspace_bytes()) / (1024 * 1024));
     std::fflush(stdout);
     return found;
   };
