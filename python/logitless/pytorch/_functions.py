@@ -191,6 +191,7 @@ def cross_entropy(
 
     The keywords are linear_cross_entropy's. inplace_backward: the gradient is written over the logits (eager mode), so
     that no second array of their size is needed; whatever else saved the logits for its backward then says so.
+    Logits whose classes are not adjacent are copied; all other strides are read in place.
 
     Raises: as linear_cross_entropy; ValueError for logits with classes in the second place, naming movedim.
     """
@@ -203,6 +204,10 @@ def cross_entropy(
         )
     if inplace_backward and not _autograd.plain_eager():
         raise NotImplementedError("inplace_backward: not under torch.compile or torch.func; it saves nothing there")
+    if logits.stride(-1) != 1 and logits.shape[-1] > 1:
+        if inplace_backward:
+            raise ValueError(f"inplace_backward: logits of strides {logits.stride()}; classes must be adjacent")
+        logits = logits.contiguous()
     if inplace_backward and logits.is_leaf and logits.requires_grad:
         raise ValueError("inplace_backward: logits are a leaf that requires a gradient; its own value would be lost")
     return _cross_entropy(

@@ -1,0 +1,265 @@
+"""The losses on NumPy arrays, through the C ABI alone: no PyTorch. Gradients are asked for, not recorded.
+
+    result = logitless.numpy.linear_cross_entropy(hidden, weight, targets, gradients=("input", "weight"))
+    result.loss, result.grad_input, result.grad_weight
+
+Arrays may have any strides (rows and columns are read in place). float32, float16, float64 (on the reference) and
+bfloat16 as ml_dtypes has it. No mathematics here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _abi, _engine
+from ._settings import call_text, number_of, settings
+
+__all__ = ["Result", "cross_entropy", "linear_cross_entropy", "next_token_targets"]
+
+Array = npt.NDArray[Any]
+
+_DTYPES = {
+    "float32": _abi.F32,
+    "bfloat16": _abi.BF16,
+    "float16": _abi.F16,
+    "float64": _abi.F64,
+    "int32": _abi.I32,
+    "int64": _abi.I64,
+    "uint8": _abi.U8,
+}
+_NUMPY = {_abi.F32: np.float32, _abi.F16: np.float16, _abi.F64: np.float64, _abi.I64: np.int64, _abi.U8: np.bool_}
+_FIELDS = {
+    "row_loss": "row_loss",
+    "lse": "row_lse",
+    "logprob": "row_logprob",
+    "entropy": "row_entropy",
+    "argmax": "row_argmax",
+    "correct": "row_correct",
+    "z_loss": "row_zloss",
+    "mean_logit": "row_mean_logit",
+    "log_sum_p2": "row_log_sum_p2",
+    "kept": "kept_rows",
+    "correct_rows": "correct_rows",
+    "bad_rows": "bad_rows",
+}
+_GRADIENTS = {"input": "hidden", "weight": "weight", "bias": "bias", "logits": "logits"}
+
+
+@dataclasses.dataclass
+class Result:
+    """A loss and what was asked for beside it; None elsewhere. Per-row arrays have the target's shape, float32."""
+
+    loss: Any = None  # float, or an array with reduction "none"
+    row_loss: Array | None = None
+    lse: Array | None = None
+    logprob: Array | None = None
+    entropy: Array | None = None
+    argmax: Array | None = None  # int64
+    correct: Array | None = None  # bool
+    z_loss: Array | None = None
+    mean_logit: Array | None = None
+    log_sum_p2: Array | None = None
+    kept: int | None = None
+    correct_rows: int | None = None
+    bad_rows: int | None = None
+    grad_input: Array | None = None
+    grad_weight: Array | None = None
+    grad_bias: Array | None = None
+    grad_logits: Array | None = None
+
+
+def linear_cross_entropy(
+    input: Array,
+    linear_weight: Array,
+    target: Array,
+    *,
+    linear_bias: Array | None = None,
+    gradients: Iterable[str] = (),
+    grad_loss: float = 1.0,
+    grad_row_loss: Array | None = None,
+    **keywords: Any,
+) -> Result:
+    """logitless.linear_cross_entropy on arrays: input [..., H], linear_weight [V, H], target [...] or [..., V].
+
+    gradients: any of "input", "weight", "bias", for an upstream gradient grad_loss (of mean or sum) and grad_row_loss
+    [...] (of each row's loss; with reduction "none" all ones where not given). keywords: weight, reduction, ignore_index, label_smoothing,
+    smoothing, z_loss, softcap, logit_scale, temperature (a number, or [...]), row_weight, keep_mask, logit_floor,
+    topk_probs, rest, normalizer, on_empty, memory_budget, filter_eps, filter_seed, outputs (names of Result's fields).
+    Raises ValueError, TypeError, IndexError as the PyTorch function does.
+    """
+    if np.ndim(input) < 1 or np.ndim(linear_weight) != 2 or np.shape(input)[-1] != np.shape(linear_weight)[1]:
+        raise ValueError(
+            f"input, linear_weight: shapes {list(np.shape(input))}, {list(np.shape(linear_weight))}; must be [..., H] "
+            "and [V, H]"
+        )
+    inputs = {"hidden": input.reshape(-1, input.shape[-1]), "weight": linear_weight}
+    if linear_bias is not None:
+        inputs["bias"] = _shaped("linear_bias", linear_bias, (len(linear_weight),))
+    return _run(
+        _abi.LINEAR, inputs, input.shape[:-1], len(linear_weight), target, gradients, grad_loss, grad_row_loss, **keywords
+    )
+
+
+def cross_entropy(
+    logits: Array,
+    target: Array,
+    *,
+    gradients: Iterable[str] = (),
+    grad_loss: float = 1.0,
+    grad_row_loss: Array | None = None,
+    **keywords: Any,
+) -> Result:
+    """The same of given logits [..., V]; gradients may hold "logits"."""
+    inputs = {"logits": logits.reshape(-1, logits.shape[-1])}
+    return _run(
+        _abi.LOGITS, inputs, logits.shape[:-1], logits.shape[-1], target, gradients, grad_loss, grad_row_loss, **keywords
+    )
+
+
+def next_token_targets(
+    ids: Array, *, cu_seqlens: Array | None = None, document_ids: Array | None = None, ignore_index: int = -100
+) -> Array:
+    """targets[t] = ids[t + 1], ignore_index in the last row of each sequence; ids [N] int32 or int64.
+
+    cu_seqlens [S + 1] or document_ids [N] mark packed sequences; at most one of them may be given.
+    """
+    import ctypes
+
+    from ._library import check, library
+
+    targets = np.empty_like(ids)
+    tensors = [_tensor(each) for each in (ids, cu_seqlens, document_ids, targets)]
+    at = [None if tensor is None else ctypes.byref(tensor) for tensor in tensors]
+    check(library().ll_next_token_targets(at[0], at[1], at[2], ignore_index, at[3]))
+    return targets
+
+
+# ---- one road ------------------------------------------------------------------------------------------------------
+
+
+def _run(
+    kind: int,
+    inputs: dict[str, Array],
+    leading: tuple[int, ...],
+    vocab: int,
+    target: Array | None,
+    gradients: Iterable[str],
+    grad_loss: float,
+    grad_row_loss: Array | None,
+    *,
+    weight: Array | None = None,
+    reduction: str = "mean",
+    temperature: float | Array = 1.0,
+    row_weight: Array | None = None,
+    keep_mask: Array | None = None,
+    logit_floor: Array | None = None,
+    topk_probs: Array | None = None,
+    rest: str = "dropped",
+    normalizer: float | Array | None = None,
+    outputs: Iterable[str] = (),
+    **keywords: Any,
+) -> Result:
+    more: list[tuple[str, Any]] = []
+    if topk_probs is not None and target is not None:
+        k = topk_probs.shape[-1]
+        inputs["topk_ids"] = _shaped("target", target, (*leading, k)).reshape(-1, k)
+        inputs["topk_probs"] = _shaped("topk_probs", topk_probs, (*leading, k)).reshape(-1, k).astype(np.float32)
+        more += [("targets", _abi.TARGETS["topk"]), ("rest", number_of("rest", rest, _abi.REST))]
+    elif target is not None and target.dtype.kind not in "iu":
+        inputs["soft_targets"] = _shaped("target", target, (*leading, vocab)).reshape(-1, vocab)
+        more.append(("targets", _abi.TARGETS["soft"]))
+    elif target is not None:
+        inputs["targets"] = _shaped("target", target, leading).reshape(-1)
+    if weight is not None:
+        inputs["class_weight"] = _shaped("weight", weight, (vocab,)).astype(np.float32, copy=False)
+    if not isinstance(temperature, (int, float)):
+        keywords["temperature"] = 1.0
+        inputs["row_temperature"] = _row("temperature", temperature, leading)
+    else:
+        keywords["temperature"] = temperature
+    for name, rows in (("row_weight", row_weight), ("logit_floor", logit_floor)):
+        if rows is not None:
+            inputs[name] = _row(name, rows, leading)
+    if keep_mask is not None:
+        if keep_mask.dtype == np.bool_:
+            keep_mask = np.packbits(_shaped("keep_mask", keep_mask, (*leading, vocab)), axis=-1, bitorder="little")
+        inputs["keep_mask"] = _shaped("keep_mask", keep_mask, (*leading, -(-vocab // 8))).reshape(-1, -(-vocab // 8))
+    if normalizer is not None:
+        inputs["normalizer"] = np.asarray(normalizer, np.float64).reshape(())
+    fields = list(outputs)
+    if unknown := set(fields) - _FIELDS.keys():
+        raise ValueError(f"outputs: {sorted(unknown)}; must be of {list(_FIELDS)}")
+    wanted = list(gradients)
+    if unknown := {name for name in wanted if _GRADIENTS.get(name) not in inputs}:
+        raise ValueError(f"gradients: {sorted(unknown)}; must be of {[n for n, of in _GRADIENTS.items() if of in inputs]}")
+    if wanted and grad_row_loss is not None:
+        inputs["grad_row_loss"] = _row("grad_row_loss", grad_row_loss, leading)
+    first = "row_loss" if reduction == "none" else "loss"
+    results = list(dict.fromkeys([first, *[_FIELDS[name] for name in fields]]))
+    results += ["grad_" + _GRADIENTS[name] for name in wanted]
+    call = _abi.FORWARD_BACKWARD if wanted else _abi.FORWARD
+    text = call_text(kind, call, settings(reduction=reduction, more=more, **keywords), inputs, results)
+    made = dict(zip(results, _execute(text, list(inputs.values()), grad_loss), strict=True))
+    result = Result(loss=made[first].reshape(leading) if reduction == "none" else float(made[first]))
+    for name in fields:
+        value = made[_FIELDS[name]]
+        setattr(result, name, int(value) if value.ndim == 0 else value.reshape(leading))
+    for name in wanted:
+        value = made["grad_" + _GRADIENTS[name]]
+        setattr(result, "grad_" + name, value.reshape(*leading, -1) if name in ("input", "logits") else value)
+    return result
+
+
+def _execute(text: str, inputs: Sequence[Array], grad_loss: float) -> list[Array]:
+    call = _engine.call_of(text)
+    views = [_view(name, array) for name, array in zip(call.inputs, inputs, strict=True)]
+    key = ("numpy", *views)
+    plan = call.take(key) or _engine.Plan(call, views, _engine.Place())
+    of = dict(zip(call.inputs, inputs, strict=True))
+    made = []
+    for name, output in zip(call.outputs, plan.outputs, strict=True):
+        dtype = of[name.removeprefix("grad_")].dtype if name.startswith("grad_") else _NUMPY[output.dtype]
+        made.append(np.empty(output.shape, dtype))
+    workspace = np.empty(plan.needs_workspace() + 64, np.uint8)
+    at = -(-workspace.ctypes.data // 64) * 64
+    try:
+        plan.run([array.ctypes.data for array in (*inputs, *made)], at, grad_loss)
+    finally:
+        call.give(key, plan)
+    return made
+
+
+def _view(name: str, array: Array) -> _engine.View:
+    code = _DTYPES.get(array.dtype.name)
+    if code is None:
+        raise TypeError(f"{name}: {array.dtype}; must be one of {', '.join(_DTYPES)}")
+    if any(stride % array.itemsize for stride in array.strides):
+        raise ValueError(f"{name}: strides {array.strides} of {array.itemsize}-byte elements; copy it first")
+    return _engine.View(code, array.shape, tuple(stride // array.itemsize for stride in array.strides))
+
+
+def _tensor(array: Array | None) -> _abi.Tensor | None:
+    import ctypes
+
+    if array is None:
+        return None
+    view = _view("array", array)
+    tensor = _abi.Tensor(size=ctypes.sizeof(_abi.Tensor), data=array.ctypes.data, dtype=view.dtype)
+    tensor.device_type, tensor.ndim = _abi.DEVICE_CPU, array.ndim
+    tensor.shape[: array.ndim], tensor.stride[: array.ndim] = view.shape, view.stride
+    return tensor
+
+
+def _shaped(name: str, array: Array, shape: tuple[int, ...]) -> Array:
+    if np.shape(array) != tuple(shape):
+        raise ValueError(f"{name}: shape {list(np.shape(array))}; must be {list(shape)}")
+    return array
+
+
+def _row(name: str, array: Array, leading: tuple[int, ...]) -> Array:
+    return _shaped(name, array, leading).reshape(-1).astype(np.float32, copy=False)
