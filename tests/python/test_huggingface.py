@@ -377,6 +377,38 @@ def test_the_probe_leaves_no_trace() -> None:
     assert all(p.grad is None for p in model.parameters()) and model._logitless.hidden is None
 
 
+def test_a_model_that_changes_itself_on_a_short_sequence_is_given_back_as_it_was() -> None:
+    torch.manual_seed(3)
+    settings = {key: value for key, value in COMMON.items() if key != "num_key_value_heads"}
+    config = transformers.BigBirdConfig(**settings, is_decoder=True, block_size=4, attention_type="block_sparse")
+    model = transformers.BigBirdForCausalLM(config).train()
+    modules = list(model.modules())
+    logitless.patch(model)
+    assert [*model.modules()] == modules and all(module.training for module in modules)
+    assert model.bert.attention_type == model.bert.encoder.attention_type == "block_sparse"
+
+
+def test_resized_embeddings_bring_a_new_head() -> None:
+    model = logitless.patch(make("llama"))
+    old = model.lm_head
+    model.resize_token_embeddings(VOCAB + 8, mean_resizing=False)
+    original = copy.deepcopy(model)
+    logitless.unpatch(original)
+    ids, labels = batch()
+    assert_same(model, original, lambda m: m(ids, labels=labels).loss)
+    assert not old._forward_pre_hooks and model.lm_head is not old and model.lm_head.weight.shape[0] == VOCAB + 8
+
+
+def test_hidden_states_are_not_kept_alive() -> None:
+    model = logitless.patch(make("llama"))
+    ids, labels = batch()
+    model(ids, labels=labels)
+    assert model._logitless.hidden is None
+    with pytest.raises(IndexError):
+        model(ids, labels=labels.masked_fill(labels == -100, VOCAB))
+    assert model._logitless.hidden is None and not model._logitless.armed
+
+
 def test_frozen_head_and_frozen_body() -> None:
     ids, labels = batch()
     for frozen in ("model", "lm_head"):
@@ -402,7 +434,7 @@ def test_compiled_model() -> None:
     model = make("llama")
     original = copy.deepcopy(model)
     logitless.patch(model)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     ids, labels = batch()
     expected_loss, expected = gradients(original, lambda m: m(ids, labels=labels).loss)
     before = calls()
@@ -479,6 +511,14 @@ def test_an_unknown_transform_is_refused_with_its_ratio(cls: Any, text: str) -> 
     with pytest.raises(UnsupportedModel, match=text):
         logitless.patch(model)
     assert "forward" not in model.__dict__ and not model.lm_head._forward_pre_hooks  # nothing is left behind
+
+
+def test_a_loss_whose_labels_are_not_shifted_is_refused() -> None:
+    config = transformers.BartConfig(
+        vocab_size=VOCAB, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, is_encoder_decoder=False
+    )
+    with pytest.raises(UnsupportedModel, match="shifted by one"):
+        logitless.patch(transformers.BartForCausalLM(config))
 
 
 def test_a_transform_that_the_caller_knows() -> None:
