@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 __version__ = version()
 
-_LAZY = {
-    name: "pytorch"
-    for name in (
+_LAZY = dict.fromkeys(
+    (
         "LinearCrossEntropy",
         "Outputs",
         "cross_entropy",
@@ -47,8 +46,9 @@ _LAZY = {
         "policy_loss",
         "token_logprobs",
         "topk_distillation_loss",
-    )
-} | {"patch": "integrations.huggingface", "unpatch": "integrations.huggingface"}
+    ),
+    "pytorch",
+) | {"patch": "integrations.huggingface", "unpatch": "integrations.huggingface"}
 
 __all__ = [
     "Error",

@@ -159,22 +159,62 @@ class Problem(ctypes.Structure):
 
 
 # ll_arguments in order. All but grad_loss are pointers: to an ll_tensor, or where SCALARS names them to one number.
-ARGUMENTS = (
-    "hidden weight logits targets loss row_loss row_lse row_logprob stats grad_hidden grad_weight grad_logits "
-    "grad_loss grad_row_loss lse kept_rows bad_rows bias class_weight row_weight row_temperature keep_mask logit_floor "
-    "soft_targets topk_ids topk_probs teacher_hidden teacher_weight teacher_bias old_logprob advantage ref_logprob "
-    "normalizer row_entropy row_argmax row_correct row_zloss row_mean_logit row_log_sum_p2 grad_bias grad_row_lse "
-    "grad_row_logprob grad_row_entropy correct_rows filter_kept filter_variance saved"
-).split()
+ARGUMENTS = [
+    "hidden",
+    "weight",
+    "logits",
+    "targets",
+    "loss",
+    "row_loss",
+    "row_lse",
+    "row_logprob",
+    "stats",
+    "grad_hidden",
+    "grad_weight",
+    "grad_logits",
+    "grad_loss",
+    "grad_row_loss",
+    "lse",
+    "kept_rows",
+    "bad_rows",
+    "bias",
+    "class_weight",
+    "row_weight",
+    "row_temperature",
+    "keep_mask",
+    "logit_floor",
+    "soft_targets",
+    "topk_ids",
+    "topk_probs",
+    "teacher_hidden",
+    "teacher_weight",
+    "teacher_bias",
+    "old_logprob",
+    "advantage",
+    "ref_logprob",
+    "normalizer",
+    "row_entropy",
+    "row_argmax",
+    "row_correct",
+    "row_zloss",
+    "row_mean_logit",
+    "row_log_sum_p2",
+    "grad_bias",
+    "grad_row_lse",
+    "grad_row_logprob",
+    "grad_row_entropy",
+    "correct_rows",
+    "filter_kept",
+    "filter_variance",
+    "saved",
+]
 SCALARS = frozenset({"kept_rows", "bad_rows", "correct_rows", "filter_kept", "filter_variance"})
 
 
 class Arguments(ctypes.Structure):
     """ll_arguments."""
 
-    _fields_ = [("size", c_uint64)] + [
-        (name, c_double if name == "grad_loss" else c_void_p) for name in ARGUMENTS
-    ]
+    _fields_ = [("size", c_uint64)] + [(name, c_double if name == "grad_loss" else c_void_p) for name in ARGUMENTS]
 
 
 _POINTER, _STATUS = c_void_p, c_int32

@@ -14,7 +14,7 @@ import collections
 import ctypes
 import math
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from . import _abi, _library
@@ -23,8 +23,8 @@ _PLANS_KEPT = 64  # of each call text; a plan holds a few KiB
 _SMALL = 1 << 18  # bytes of workspace that a plan keeps for its next run
 _ALIGNMENT = 64
 
-_OPTION_FIELDS = {name for name, _ in _abi.Options._fields_[1:]}
-_PROBLEM_FIELDS = {name for name, _ in _abi.Problem._fields_[1:]}
+_OPTION_FIELDS = {field[0] for field in _abi.Options._fields_[1:]}
+_PROBLEM_FIELDS = {field[0] for field in _abi.Problem._fields_[1:]}
 _FLOATS = {field[0] for field in _abi.Options._fields_ if field[1] is ctypes.c_double}
 _DTYPES = {"f32": _abi.F32, "f64": _abi.F64, "i64": _abi.I64, "i32": _abi.I32, "u8": _abi.U8}
 # The dtype of an input is a field of the problem.
@@ -224,7 +224,9 @@ class Plan:
             setattr(self._arguments, name, ctypes.addressof(tensor))
             self._slots.append((tensor, "data"))
 
-    def run(self, pointers: Iterator[int], workspace_at: int, grad_loss: float = 1.0, stream: int | None = None) -> None:
+    def run(
+        self, pointers: Iterable[int], workspace_at: int, grad_loss: float = 1.0, stream: int | None = None
+    ) -> None:
         """Runs on inputs and outputs in the order of the call's text (without grad_loss).
 
         workspace_at may be 0 where needs_workspace() is 0. Raises what the library refuses."""

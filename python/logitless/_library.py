@@ -102,7 +102,9 @@ def described(function: Any, handle: int, form: int) -> str:
 
 def info() -> dict[str, Any]:
     """Machine, instruction sets found and chosen, backends, threads, version: what `logitless info --json` prints."""
-    result: dict[str, Any] = json.loads(described(library().ll_context_describe, context(_abi.BACKEND_CPU, 0), _abi.JSON))
+    result: dict[str, Any] = json.loads(
+        described(library().ll_context_describe, context(_abi.BACKEND_CPU, 0), _abi.JSON)
+    )
     return result
 
 

@@ -47,8 +47,8 @@ def plan(
     """
     kind = number_of("call", call, _CALLS)
     code = number_of("dtype", str(dtype).removeprefix("torch."), _DTYPES)
-    weight_code = code if weight_dtype is None else number_of(
-        "weight_dtype", str(weight_dtype).removeprefix("torch."), _DTYPES
+    weight_code = (
+        code if weight_dtype is None else number_of("weight_dtype", str(weight_dtype).removeprefix("torch."), _DTYPES)
     )
     inputs = ["hidden", "weight", "targets"] + (["stats"] if kind == _abi.BACKWARD else [])
     outputs = [] if kind == _abi.BACKWARD else ["loss"]

@@ -87,9 +87,11 @@ def linear_cross_entropy(
     """logitless.linear_cross_entropy on arrays: input [..., H], linear_weight [V, H], target [...] or [..., V].
 
     gradients: any of "input", "weight", "bias", for an upstream gradient grad_loss (of mean or sum) and grad_row_loss
-    [...] (of each row's loss; with reduction "none" all ones where not given). keywords: weight, reduction, ignore_index, label_smoothing,
-    smoothing, z_loss, softcap, logit_scale, temperature (a number, or [...]), row_weight, keep_mask, logit_floor,
-    topk_probs, rest, normalizer, on_empty, memory_budget, filter_eps, filter_seed, outputs (names of Result's fields).
+    [...] (of each row's loss; with reduction "none" all ones where not given).
+
+    keywords: weight, reduction, ignore_index, label_smoothing, smoothing, z_loss, softcap, logit_scale, temperature (a
+    number, or [...]), row_weight, keep_mask, logit_floor, topk_probs, rest, normalizer, on_empty, memory_budget,
+    filter_eps, filter_seed, outputs (names of Result's fields).
     Raises ValueError, TypeError, IndexError as the PyTorch function does.
     """
     if np.ndim(input) < 1 or np.ndim(linear_weight) != 2 or np.shape(input)[-1] != np.shape(linear_weight)[1]:
@@ -101,7 +103,15 @@ def linear_cross_entropy(
     if linear_bias is not None:
         inputs["bias"] = _shaped("linear_bias", linear_bias, (len(linear_weight),))
     return _run(
-        _abi.LINEAR, inputs, input.shape[:-1], len(linear_weight), target, gradients, grad_loss, grad_row_loss, **keywords
+        _abi.LINEAR,
+        inputs,
+        input.shape[:-1],
+        len(linear_weight),
+        target,
+        gradients,
+        grad_loss,
+        grad_row_loss,
+        **keywords,
     )
 
 
@@ -117,7 +127,15 @@ def cross_entropy(
     """The same of given logits [..., V]; gradients may hold "logits"."""
     inputs = {"logits": logits.reshape(-1, logits.shape[-1])}
     return _run(
-        _abi.LOGITS, inputs, logits.shape[:-1], logits.shape[-1], target, gradients, grad_loss, grad_row_loss, **keywords
+        _abi.LOGITS,
+        inputs,
+        logits.shape[:-1],
+        logits.shape[-1],
+        target,
+        gradients,
+        grad_loss,
+        grad_row_loss,
+        **keywords,
     )
 
 
@@ -196,7 +214,9 @@ def _run(
         raise ValueError(f"outputs: {sorted(unknown)}; must be of {list(_FIELDS)}")
     wanted = list(gradients)
     if unknown := {name for name in wanted if _GRADIENTS.get(name) not in inputs}:
-        raise ValueError(f"gradients: {sorted(unknown)}; must be of {[n for n, of in _GRADIENTS.items() if of in inputs]}")
+        raise ValueError(
+            f"gradients: {sorted(unknown)}; must be of {[n for n, of in _GRADIENTS.items() if of in inputs]}"
+        )
     if wanted and grad_row_loss is not None:
         inputs["grad_row_loss"] = _row("grad_row_loss", grad_row_loss, leading)
     first = "row_loss" if reduction == "none" else "loss"

@@ -21,7 +21,17 @@ def _seed():
 class Problem:
     """Random X, W, targets with ignored rows; trained-like: the target's logit is raised."""
 
-    def __init__(self, rows=23, hidden=19, vocab=101, dtype=torch.float32, weight_dtype=None, bias=False, ignored=True, shape=None):
+    def __init__(
+        self,
+        rows=23,
+        hidden=19,
+        vocab=101,
+        dtype=torch.float32,
+        weight_dtype=None,
+        bias=False,
+        ignored=True,
+        shape=None,
+    ):
         shape = shape or (rows,)
         self.x = torch.randn(*shape, hidden).to(dtype).requires_grad_()
         w = torch.randn(vocab, hidden) * 0.3
@@ -52,4 +62,6 @@ def assert_near(actual, wanted, dtype, factor=64.0, what=""):
     scale = wanted.norm().item() + 1e-30
     error = (actual - wanted).norm().item() / scale
     bound = factor * (EPSILON[dtype] if dtype in (torch.float32, torch.float64) else EPSILON[dtype] / 16)
-    assert error <= bound or (actual - wanted).norm().item() <= 1e-12, f"{what} relative error {error:.3g} > {bound:.3g}"
+    assert error <= bound or (actual - wanted).norm().item() <= 1e-12, (
+        f"{what} relative error {error:.3g} > {bound:.3g}"
+    )

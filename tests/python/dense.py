@@ -7,7 +7,9 @@ import torch
 from torch.nn import functional as F
 
 
-def logits(x, w, b=None, *, softcap=None, logit_scale=1.0, temperature=1.0, keep_mask=None, logit_floor=None, target=None):
+def logits(
+    x, w, b=None, *, softcap=None, logit_scale=1.0, temperature=1.0, keep_mask=None, logit_floor=None, target=None
+):
     z = x.double() @ w.double().T
     if b is not None:
         z = z + b.double()
@@ -30,7 +32,9 @@ def transformed(z, softcap=None, logit_scale=1.0, temperature=1.0, keep_mask=Non
     return z.masked_fill(~keep, -torch.inf)
 
 
-def rows(z, target, *, weight=None, ignore_index=-100, label_smoothing=0.0, smoothing="uniform", z_loss=0.0, row_weight=None):
+def rows(
+    z, target, *, weight=None, ignore_index=-100, label_smoothing=0.0, smoothing="uniform", z_loss=0.0, row_weight=None
+):
     """Row losses, and each row's weight in the mean."""
     v = z.shape[-1]
     logp = torch.log_softmax(z, -1)

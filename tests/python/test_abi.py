@@ -58,25 +58,63 @@ def test_numbers_follow_the_header():
     numbers = {name: int(value) for name, value in re.findall(r"\b(LL_[A-Z0-9_]+) = (\d+)", header())}
     assert len(numbers) > 60
     groups = {
-        "LL_": {"F32", "BF16", "F16", "F64", "I32", "I64", "U8", "NONE", "OK", "LINEAR", "LOGITS", "FORWARD",
-                "FORWARD_BACKWARD", "BACKWARD", "TEXT", "JSON", "IN_PLACE", "TOPK_LOG", "ENTROPY_GRADIENT",
-                "DEVICE_CPU", "DEVICE_CUDA", "BACKEND_CPU", "BACKEND_REFERENCE", "BACKEND_CUDA",
-                *(name for name in vars(_abi) if name.startswith("ERROR_"))},
+        "LL_": {
+            "F32",
+            "BF16",
+            "F16",
+            "F64",
+            "I32",
+            "I64",
+            "U8",
+            "NONE",
+            "OK",
+            "LINEAR",
+            "LOGITS",
+            "FORWARD",
+            "FORWARD_BACKWARD",
+            "BACKWARD",
+            "TEXT",
+            "JSON",
+            "IN_PLACE",
+            "TOPK_LOG",
+            "ENTROPY_GRADIENT",
+            "DEVICE_CPU",
+            "DEVICE_CUDA",
+            "BACKEND_CPU",
+            "BACKEND_REFERENCE",
+            "BACKEND_CUDA",
+            *(name for name in vars(_abi) if name.startswith("ERROR_")),
+        },
     }
     for prefix, names in groups.items():
         for name in names:
             assert getattr(_abi, name) == numbers[prefix + name], name
-    for table, prefix in ((_abi.SMOOTHING, "LL_SMOOTHING_"), (_abi.ON_EMPTY, "LL_EMPTY_"), (_abi.TARGETS, "LL_TARGETS_"),
-                          (_abi.REST, "LL_REST_"), (_abi.RULE, "LL_RULE_")):
+    for table, prefix in (
+        (_abi.SMOOTHING, "LL_SMOOTHING_"),
+        (_abi.ON_EMPTY, "LL_EMPTY_"),
+        (_abi.TARGETS, "LL_TARGETS_"),
+        (_abi.REST, "LL_REST_"),
+        (_abi.RULE, "LL_RULE_"),
+    ):
         assert {prefix + name.upper(): value for name, value in table.items()} == {
             name: value for name, value in numbers.items() if name.startswith(prefix)
         }
     assert _abi.REDUCTION == {"mean": numbers["LL_MEAN"], "sum": numbers["LL_SUM"], "none": numbers["LL_PER_ROW"]}
-    assert _abi.DIVERGENCE == {"forward_kl": numbers["LL_FORWARD_KL"], "reverse_kl": numbers["LL_REVERSE_KL"], "jsd": numbers["LL_JSD"]}
+    assert _abi.DIVERGENCE == {
+        "forward_kl": numbers["LL_FORWARD_KL"],
+        "reverse_kl": numbers["LL_REVERSE_KL"],
+        "jsd": numbers["LL_JSD"],
+    }
     for name, bit in _abi.INPUT_BITS.items():
         assert bit == numbers["LL_" + name.upper()]
-    outputs = {"row_entropy": "LL_ENTROPY", "row_argmax": "LL_ARGMAX", "row_correct": "LL_ARGMAX", "correct_rows": "LL_ARGMAX",
-               "row_mean_logit": "LL_MEAN_LOGIT", "row_log_sum_p2": "LL_SUM_P2"}
+    outputs = {
+        "row_entropy": "LL_ENTROPY",
+        "row_argmax": "LL_ARGMAX",
+        "row_correct": "LL_ARGMAX",
+        "correct_rows": "LL_ARGMAX",
+        "row_mean_logit": "LL_MEAN_LOGIT",
+        "row_log_sum_p2": "LL_SUM_P2",
+    }
     assert _abi.OUTPUT_BITS == {name: numbers[of] for name, of in outputs.items()}
 
 
@@ -93,13 +131,17 @@ def test_import_needs_neither_torch_nor_transformers():
 
 
 def test_a_missing_library_is_named():
-    done = run("import os; os.environ['LOGITLESS_LIBRARY'] = '/nowhere/liblogitless.so'; import logitless; logitless.info()")
+    done = run(
+        "import os; os.environ['LOGITLESS_LIBRARY'] = '/nowhere/liblogitless.so'; import logitless; logitless.info()"
+    )
     assert done.returncode != 0
     assert "/nowhere/liblogitless.so is missing" in done.stderr
 
 
 def test_a_second_copy_in_one_process_is_explained():
-    done = run("import torch; taken = torch.library.Library('logitless', 'DEF'); import logitless; logitless.op_calls()")
+    done = run(
+        "import torch; taken = torch.library.Library('logitless', 'DEF'); import logitless; logitless.op_calls()"
+    )
     assert done.returncode != 0
     assert "ImportError: logitless: the operator namespace" in done.stderr
 

@@ -51,7 +51,9 @@ def test_row_weights_outside_the_call():
     """Reported against peers: reduction none, multiplied by per-row weights, lost the weights in the gradient."""
     p = Problem()
     weights = torch.rand(23)
-    ours = gradients((logitless.linear_cross_entropy(p.x, p.w, p.y, reduction="none") * weights).sum() / weights.sum(), p.leaves())
+    ours = gradients(
+        (logitless.linear_cross_entropy(p.x, p.w, p.y, reduction="none") * weights).sum() / weights.sum(), p.leaves()
+    )
     theirs = gradients((dense_ce(p, reduction="none") * weights).sum() / weights.sum(), p.leaves())
     for mine, other in zip(ours, theirs, strict=True):
         assert_near(mine, other, torch.float32)
@@ -64,7 +66,9 @@ def test_fp16_with_a_loss_scale_keeps_small_gradients():
         p.x *= 2.0**-8
         p.w *= 2.0**-4
     loss = logitless.linear_cross_entropy(p.x, p.w, p.y)
-    for mine, other in zip(gradients(loss * 2.0**14, p.leaves()), gradients(dense_ce(p) * 2.0**14, p.leaves()), strict=True):
+    for mine, other in zip(
+        gradients(loss * 2.0**14, p.leaves()), gradients(dense_ce(p) * 2.0**14, p.leaves()), strict=True
+    ):
         assert mine.dtype == torch.float16
         assert_near(mine, other, torch.float16)
 
@@ -107,7 +111,11 @@ def test_frozen_parts(frozen, reduction):
     live = p.leaves()[1 - frozen]
     before = logitless.op_calls()
     loss = logitless.linear_cross_entropy(p.x, p.w, p.y, reduction=reduction)
-    assert_near(gradients(loss.sum(), [live], retain_graph=True)[0], gradients(dense_ce(p, reduction=reduction).sum(), [live])[0], torch.float32)
+    assert_near(
+        gradients(loss.sum(), [live], retain_graph=True)[0],
+        gradients(dense_ce(p, reduction=reduction).sum(), [live])[0],
+        torch.float32,
+    )
     name = "forward_backward" if reduction == "mean" else "backward"
     assert logitless.op_calls()[name] == before[name] + 1
     loss.sum().backward()
@@ -142,7 +150,9 @@ def test_twice_differentiated_raises():
         gradient = torch.autograd.grad(run(), p.x, create_graph=True)[0]
         with pytest.raises(RuntimeError, match="cannot be differentiated again"):
             torch.autograd.grad(gradient.square().sum(), p.x)
-        inner = lambda x: torch.func.grad(lambda a: logitless.linear_cross_entropy(a, p.w.detach(), p.y))(x).square().sum()
+        inner = lambda x: (
+            torch.func.grad(lambda a: logitless.linear_cross_entropy(a, p.w.detach(), p.y))(x).square().sum()
+        )
         with pytest.raises(RuntimeError, match="cannot be differentiated again"):
             torch.func.grad(inner)(p.x.detach())
 
@@ -160,7 +170,9 @@ def test_forward_mode_raises():
 def test_vmap_raises():
     p = Problem()
     with pytest.raises(RuntimeError, match="vmap"):
-        torch.func.vmap(lambda a, y: logitless.linear_cross_entropy(a, p.w.detach(), y))(torch.randn(3, 5, 19), torch.zeros(3, 5, dtype=torch.long))
+        torch.func.vmap(lambda a, y: logitless.linear_cross_entropy(a, p.w.detach(), y))(
+            torch.randn(3, 5, 19), torch.zeros(3, 5, dtype=torch.long)
+        )
 
 
 def test_func_grad():
@@ -169,7 +181,9 @@ def test_func_grad():
     for reduction in ("mean", "none"):
         f = lambda a, b: logitless.linear_cross_entropy(a, b, p.y, reduction=reduction).sum() * -2  # noqa: B023
         for mine, other in zip(
-            torch.func.grad(f, argnums=(0, 1))(x, w), gradients(dense_ce(p, reduction=reduction).sum() * -2, p.leaves()), strict=True
+            torch.func.grad(f, argnums=(0, 1))(x, w),
+            gradients(dense_ce(p, reduction=reduction).sum() * -2, p.leaves()),
+            strict=True,
         ):
             assert_near(mine, other, torch.float32)
     value, pull = torch.func.vjp(lambda a: logitless.linear_cross_entropy(a, w, p.y), x)
@@ -408,7 +422,9 @@ class _Losses(torch.utils.data.Dataset):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader(method):
     here = _loss_of_a_worker()  # the parent's threads are up when it forks
-    loader = torch.utils.data.DataLoader(_Losses(), batch_size=2, num_workers=2, multiprocessing_context=method, timeout=60)
+    loader = torch.utils.data.DataLoader(
+        _Losses(), batch_size=2, num_workers=2, multiprocessing_context=method, timeout=60
+    )
     for batch in loader:
         assert torch.allclose(batch, torch.full((2,), here, dtype=batch.dtype))
 

@@ -25,8 +25,14 @@ OPTIONS = {
     "normalizer tensor": {"normalizer": lambda p: torch.tensor(9)},
     "keep mask": {"keep_mask": lambda p: torch.rand(*p.y.shape, p.w.shape[0]) < 0.5},
     "floor": {"logit_floor": lambda p: torch.zeros(p.y.shape)},
-    "mixture": {"softcap": 8.0, "logit_scale": 2.0, "temperature": 0.7, "label_smoothing": 0.1, "z_loss": 1e-2,
-                "row_weight": lambda p: torch.rand(p.y.shape)},
+    "mixture": {
+        "softcap": 8.0,
+        "logit_scale": 2.0,
+        "temperature": 0.7,
+        "label_smoothing": 0.1,
+        "z_loss": 1e-2,
+        "row_weight": lambda p: torch.rand(p.y.shape),
+    },
     "budget": {"memory_budget": "256KiB"},
 }
 HEAD = ("softcap", "logit_scale", "temperature", "keep_mask", "logit_floor")
@@ -56,7 +62,9 @@ def test_linear_options(name, reduction):
     wanted = dense_loss(p, options, reduction=reduction)
     assert_near(loss, wanted, torch.float32, what="loss")
     upstream = torch.randn(wanted.shape)
-    for ours, theirs in zip(gradients(loss, p.leaves(), upstream), gradients(wanted, p.leaves(), upstream.double()), strict=True):
+    for ours, theirs in zip(
+        gradients(loss, p.leaves(), upstream), gradients(wanted, p.leaves(), upstream.double()), strict=True
+    ):
         assert_near(ours, theirs, torch.float32, what="gradient")
 
 
@@ -75,7 +83,13 @@ def test_logits_options(name):
 
 @pytest.mark.parametrize(
     ("dtype", "weight_dtype"),
-    [(torch.float32, None), (torch.bfloat16, None), (torch.float16, None), (torch.bfloat16, torch.float32), (torch.float64, None)],
+    [
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float16, None),
+        (torch.bfloat16, torch.float32),
+        (torch.float64, None),
+    ],
 )
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_dtypes(dtype, weight_dtype, reduction):
@@ -94,7 +108,9 @@ def test_dtypes(dtype, weight_dtype, reduction):
 def test_double_passes_gradcheck():
     p = Problem(rows=5, hidden=3, vocab=7, dtype=torch.float64, bias=True)
     assert torch.autograd.gradcheck(
-        lambda x, w, b: logitless.linear_cross_entropy(x, w, p.y, linear_bias=b, softcap=4.0, label_smoothing=0.1, z_loss=0.1),
+        lambda x, w, b: logitless.linear_cross_entropy(
+            x, w, p.y, linear_bias=b, softcap=4.0, label_smoothing=0.1, z_loss=0.1
+        ),
         p.leaves(),
     )
     z = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
@@ -159,7 +175,12 @@ def test_distillation(kind, hard_share):
     options = {"temperature": 2.0, "temperature_squared": True, "hard_share": hard_share, "beta": 0.3}
     ours = logitless.distillation_loss(p.x, p.w, th, tw, kind=kind, target=p.y if hard_share else None, **options)
     z = dense.logits(p.x, p.w)
-    kd = divergence(kind, torch.log_softmax(z / 2, -1), torch.log_softmax(th.double() @ tw.double().T / 2, -1), 0.3).mean() * 4
+    kd = (
+        divergence(
+            kind, torch.log_softmax(z / 2, -1), torch.log_softmax(th.double() @ tw.double().T / 2, -1), 0.3
+        ).mean()
+        * 4
+    )
     theirs = hard_share * F.cross_entropy(z, p.y) + (1 - hard_share) * kd
     assert_near(ours, theirs, torch.float32)
     for mine, other in zip(gradients(ours * 3, [p.x, p.w]), gradients(theirs * 3, [p.x, p.w]), strict=True):
@@ -181,14 +202,22 @@ def test_policy_loss():
     p = Problem()
     with torch.no_grad():
         logp = torch.log_softmax(dense.logits(p.x, p.w), -1).gather(1, p.y.clamp(0)[:, None])[:, 0]
-    old, ref, advantage = (logp + torch.randn(23) * 0.3).float(), (logp + torch.randn(23) * 0.2).float(), torch.randn(23)
+    old, ref, advantage = (
+        (logp + torch.randn(23) * 0.3).float(),
+        (logp + torch.randn(23) * 0.2).float(),
+        torch.randn(23),
+    )
     ours = logitless.policy_loss(
         p.x, p.w, p.y, old, advantage, clip_low=0.1, clip_high=0.3, ref_logprob=ref, kl_coef=0.05, entropy_coef=0.01
     )
     z = dense.logits(p.x, p.w)
     lp = torch.log_softmax(z, -1).gather(1, p.y.clamp(0)[:, None])[:, 0]
     w, d = (lp - old.double()).exp(), ref.double() - lp
-    rows = -torch.minimum(w * advantage, w.clamp(0.9, 1.3) * advantage) + 0.05 * (d.exp() - d - 1) - 0.01 * dense.entropy(z)
+    rows = (
+        -torch.minimum(w * advantage, w.clamp(0.9, 1.3) * advantage)
+        + 0.05 * (d.exp() - d - 1)
+        - 0.01 * dense.entropy(z)
+    )
     kept = p.y != -100
     theirs = rows[kept].mean()
     assert_near(ours, theirs, torch.float32)
@@ -282,9 +311,28 @@ def test_shift_and_packing():
     wanted = F.cross_entropy((p.x.double() @ p.w.double().T)[:, :-1].reshape(-1, 101), p.y[:, 1:].reshape(-1))
     assert_near(logitless.linear_cross_entropy(p.x, p.w, p.y, shift=True), wanted, torch.float32)
     ids = torch.arange(9)
-    assert logitless.next_token_targets(ids, cu_seqlens=torch.tensor([0, 4, 9])).tolist() == [1, 2, 3, -100, 5, 6, 7, 8, -100]
+    assert logitless.next_token_targets(ids, cu_seqlens=torch.tensor([0, 4, 9])).tolist() == [
+        1,
+        2,
+        3,
+        -100,
+        5,
+        6,
+        7,
+        8,
+        -100,
+    ]
     assert logitless.next_token_targets(ids, cu_seqlens=torch.tensor([0, 0, 4, 4, 9], dtype=torch.int32)).tolist() == [
-        1, 2, 3, -100, 5, 6, 7, 8, -100]
+        1,
+        2,
+        3,
+        -100,
+        5,
+        6,
+        7,
+        8,
+        -100,
+    ]
     documents = torch.tensor([3, 3, 3, 3, 1, 1, 1, 1, 1])
     assert logitless.next_token_targets(ids, document_ids=documents).tolist() == [1, 2, 3, -100, 5, 6, 7, 8, -100]
     assert logitless.next_token_targets(ids[:1]).tolist() == [-100]
@@ -300,7 +348,9 @@ def test_shift_and_packing():
 def test_filter_is_unbiased_and_seeded():
     p = Problem(rows=64, vocab=997)
     exact = gradients(logitless.linear_cross_entropy(p.x, p.w, p.y), [p.w])[0]
-    draw = lambda seed: gradients(logitless.linear_cross_entropy(p.x, p.w, p.y, filter_eps=2.0**-6, filter_seed=seed), [p.w])[0]
+    draw = lambda seed: gradients(
+        logitless.linear_cross_entropy(p.x, p.w, p.y, filter_eps=2.0**-6, filter_seed=seed), [p.w]
+    )[0]
     assert torch.equal(draw(5), draw(5))
     assert not torch.equal(draw(5), draw(6))
     mean = torch.stack([draw(seed) for seed in range(200)]).mean(0)
@@ -319,14 +369,26 @@ def test_refusals():
     lce = logitless.linear_cross_entropy
     cases = [
         (ValueError, "options: not taken; say memory_budget", lambda: lce(p.x, p.w, p.y, options=object())),
-        (ValueError, "reduction: 'avg'; must be one of 'mean', 'sum', 'none'", lambda: lce(p.x, p.w, p.y, reduction="avg")),
+        (
+            ValueError,
+            "reduction: 'avg'; must be one of 'mean', 'sum', 'none'",
+            lambda: lce(p.x, p.w, p.y, reduction="avg"),
+        ),
         (ValueError, "label_smoothing: 2", lambda: lce(p.x, p.w, p.y, label_smoothing=2.0)),
         (ValueError, "softcap: 0.0; must be above 0", lambda: lce(p.x, p.w, p.y, softcap=0.0)),
         (ValueError, "must be \\[\\.\\.\\., H\\] and \\[V, H\\]", lambda: lce(p.x[:, :3], p.w, p.y)),
         (ValueError, "target: shape \\[5\\]; must be \\[23\\]", lambda: lce(p.x, p.w, p.y[:5])),
         (ValueError, "linear_bias: shape", lambda: lce(p.x, p.w, p.y, linear_bias=torch.zeros(3))),
-        (ValueError, "row_weight: requires a gradient", lambda: lce(p.x, p.w, p.y, row_weight=torch.ones(23, requires_grad=True))),
-        (ValueError, "target: soft targets that require", lambda: lce(p.x, p.w, torch.rand(23, 101, requires_grad=True))),
+        (
+            ValueError,
+            "row_weight: requires a gradient",
+            lambda: lce(p.x, p.w, p.y, row_weight=torch.ones(23, requires_grad=True)),
+        ),
+        (
+            ValueError,
+            "target: soft targets that require",
+            lambda: lce(p.x, p.w, torch.rand(23, 101, requires_grad=True)),
+        ),
         (ValueError, "return_outputs: \\['perplexity'\\]", lambda: lce(p.x, p.w, p.y, return_outputs=("perplexity",))),
         (ValueError, "without shift=True", lambda: lce(p.x, p.w, p.y, cu_seqlens=torch.tensor([0, 23]))),
         (ValueError, "least", lambda: lce(p.x, p.w, p.y, memory_budget=64)),
@@ -334,7 +396,11 @@ def test_refusals():
         (ValueError, "hidden_dtype: i64; must be f32, bf16, f16 or f64", lambda: lce(p.x.long(), p.w, p.y)),
         (IndexError, "101", lambda: lce(p.x, p.w, torch.full((23,), 101))),
         (RuntimeError, "all must be on one device", lambda: lce(p.x, p.w.to("meta"), p.y)),
-        (ValueError, "movedim", lambda: logitless.cross_entropy(torch.randn(4, 7, 5), torch.zeros(4, 5, dtype=torch.long))),
+        (
+            ValueError,
+            "movedim",
+            lambda: logitless.cross_entropy(torch.randn(4, 7, 5), torch.zeros(4, 5, dtype=torch.long)),
+        ),
     ]
     for kind, text, call in cases:
         with pytest.raises(kind, match=text):

@@ -33,11 +33,15 @@ def wanted(x, w, y):
 def test_loss_and_gradients(dtype):
     x, w, y = problem(dtype)
     rows, d, kept = wanted(x, w, y)
-    result = ln.linear_cross_entropy(x, w, y, gradients=("input", "weight"), grad_loss=-2.0, outputs=("lse", "kept", "argmax", "correct"))
+    result = ln.linear_cross_entropy(
+        x, w, y, gradients=("input", "weight"), grad_loss=-2.0, outputs=("lse", "kept", "argmax", "correct")
+    )
     tolerance = 3e-3 if dtype == np.float16 else 2e-6
     np.testing.assert_allclose(result.loss, rows.sum() / kept, rtol=2e-6)
     np.testing.assert_allclose(result.grad_input.reshape(-1, 17), -2 / kept * d @ w.astype(np.float64), atol=tolerance)
-    np.testing.assert_allclose(result.grad_weight, -2 / kept * d.T @ x.astype(np.float64).reshape(-1, 17), atol=tolerance)
+    np.testing.assert_allclose(
+        result.grad_weight, -2 / kept * d.T @ x.astype(np.float64).reshape(-1, 17), atol=tolerance
+    )
     assert result.grad_weight.dtype == dtype
     assert result.kept == kept == 14
     assert result.argmax.shape == (3, 5)
@@ -60,13 +64,17 @@ def test_rows_and_upstream():
     upstream = RNG.standard_normal((3, 5)).astype(np.float32)
     result = ln.linear_cross_entropy(x, w, y, reduction="none", gradients=("weight",), grad_row_loss=upstream)
     np.testing.assert_allclose(result.loss.reshape(-1), rows, rtol=2e-6, atol=1e-6)
-    np.testing.assert_allclose(result.grad_weight, (d * upstream.reshape(-1, 1)).T @ x.reshape(-1, 17).astype(np.float64), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        result.grad_weight, (d * upstream.reshape(-1, 1)).T @ x.reshape(-1, 17).astype(np.float64), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_logits_views_and_options():
     z = RNG.standard_normal((40, 58))[::2, ::1].astype(np.float32)
     y = RNG.integers(0, 58, 20)
-    result = ln.cross_entropy(z[:, :58], y, label_smoothing=0.1, temperature=np.full(20, 2.0), gradients=("logits",), outputs=("entropy",))
+    result = ln.cross_entropy(
+        z[:, :58], y, label_smoothing=0.1, temperature=np.full(20, 2.0), gradients=("logits",), outputs=("entropy",)
+    )
     p = softmax(z.astype(np.float64) / 2)
     t = 0.9 * np.eye(58)[y] + 0.1 / 58
     np.testing.assert_allclose(result.loss, -(t * np.log(p)).sum(-1).mean(), rtol=1e-6)

@@ -36,7 +36,9 @@ _FORWARD_MODE = (
     "logitless: forward-mode differentiation (jvp, dual numbers) is not supported; use reverse mode (backward, "
     "torch.func.grad, vjp), or compute the loss from logits with torch.nn.functional.cross_entropy"
 )
-_VMAP = "logitless: torch.vmap over the loss is not supported; give the rows of all samples at once with reduction='none'"
+_VMAP = (
+    "logitless: torch.vmap over the loss is not supported; give the rows of all samples at once with reduction='none'"
+)
 
 
 def plain_eager() -> bool:
@@ -173,7 +175,7 @@ class Head(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         text, ctx.early, ctx.eager, ctx.in_place, *tensors = inputs
-        settings, names, results = text.split("|")
+        _, names, results = text.split("|")
         ctx.text, ctx.names = text, names.split()
         ctx.results = [name.split(":")[0] for name in results.split()]
         ctx.set_materialize_grads(False)
@@ -197,8 +199,12 @@ class Head(torch.autograd.Function):
         count = len(ctx.names)
         saved = ctx.saved_tensors
         tensors, stats, early = saved[:count], saved[count], saved[count + 1 :]
-        upstream = {name: grad for name, grad in zip(ctx.results, grads, strict=True) if name in UPSTREAM and grad is not None}
-        wanted = tuple([n for n, need in zip(ctx.names, ctx.needs_input_grad[4:], strict=True) if need and n in GRADIENT_OF])
+        upstream = {
+            name: grad for name, grad in zip(ctx.results, grads, strict=True) if name in UPSTREAM and grad is not None
+        }
+        wanted = tuple(
+            [n for n, need in zip(ctx.names, ctx.needs_input_grad[4:], strict=True) if need and n in GRADIENT_OF]
+        )
         given = dict(zip(ctx.names, tensors, strict=True))
         results: Any
         if not upstream or not wanted:
@@ -254,7 +260,7 @@ def _recompute(
         arguments.setdefault("grad_row_loss", stats.new_zeros(1).expand(rows))
     backward_text = backward_call(text, tuple(arguments), wanted, in_place)
     if in_place:
-        _, *rest = [*given.values(), stats, *arguments.values()]
+        rest = [tensor for name, tensor in given.items() if name != "logits"] + [stats, *arguments.values()]
         return (_once(_BackwardInPlace, eager, backward_text, [given["logits"]], *rest),)
     return _once(_Backward, eager, backward_text, *given.values(), stats, *arguments.values())
 
@@ -274,7 +280,11 @@ def apply(
     tensors = list(inputs.values())
     if not torch.compiler.is_compiling():
         refuse_transforms(tensors)
-    wanted = [name for name in names if name in GRADIENT_OF and inputs[name].requires_grad] if torch.is_grad_enabled() else []
+    wanted = (
+        [name for name in names if name in GRADIENT_OF and inputs[name].requires_grad]
+        if torch.is_grad_enabled()
+        else []
+    )
     for name, tensor in inputs.items():
         if tensor.requires_grad and name not in GRADIENT_OF and torch.is_grad_enabled():
             raise ValueError(f"logitless: there is no gradient with respect to {name}; detach it, or use stop-gradient")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ def linear_cross_entropy(
         softcap, logit_scale, temperature: z = softcap tanh(logit_scale (X W^T + b) / softcap) / temperature;
             temperature may be a tensor [...] of one number per row.
         row_weight: [...], any sign; multiplies a row's loss and never the divisor.
-        keep_mask: [..., V] bool, or [..., ceil(V/8)] uint8 with the lowest bit first; dropped classes leave the softmax.
+        keep_mask: [..., V] bool, or [..., ceil(V/8)] uint8 lowest bit first; dropped classes leave the softmax.
         logit_floor: [...]; classes with a logit below it leave the softmax. The target never does.
         topk_probs, rest: [..., k] probabilities of target's k classes; what they leave over is "dropped",
             "renormalised" or "spread" over the other classes.
@@ -242,14 +242,6 @@ def cross_entropy(
     )
 
 
-@overload
-def token_logprobs(
-    hidden: Tensor, weight: Tensor, target: Tensor, *, return_entropy: Literal[False] = False, **keywords: Any
-) -> Tensor: ...
-@overload
-def token_logprobs(
-    hidden: Tensor, weight: Tensor, target: Tensor, *, return_entropy: Literal[True], **keywords: Any
-) -> tuple[Tensor, Tensor]: ...
 def token_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -264,11 +256,12 @@ def token_logprobs(
     keep_mask: Tensor | None = None,
     logit_floor: Tensor | None = None,
     memory_budget: int | str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Log-probabilities of target [...] under the head, differentiable; with return_entropy also the rows' entropies.
 
-    hidden [..., H], weight [V, H], bias [V]; results float32 [...], 0 in ignored rows. One backward serves both.
-    keep_mask and logit_floor make them those of a truncated sampler. Raises as linear_cross_entropy.
+    Returns logprob, or the tuple (logprob, entropy), float32 [...], 0 in ignored rows; one backward serves both. hidden
+    [..., H], weight [V, H], bias [V]. keep_mask and logit_floor make them those of a truncated sampler. Raises as
+    linear_cross_entropy.
     """
     found = linear_cross_entropy(
         hidden,
@@ -380,18 +373,19 @@ def distillation_loss(
     Args:
         hidden, weight: student, X [..., H], W [V, H]. teacher_hidden, teacher_weight: [..., H'], [V, H'] of any H'; no
             gradient goes to the teacher.
-        kind: "forward_kl" KL(q|p), "reverse_kl" KL(p|q), or "jsd": beta KL(q|mix) + (1 - beta) KL(p|mix), mix = beta q +
-            (1 - beta) p; q the teacher's and p the student's softmax at `temperature`.
+        kind: "forward_kl" KL(q|p), "reverse_kl" KL(p|q), or "jsd": beta KL(q|mix) + (1 - beta) KL(p|mix), mix = beta q
+            + (1 - beta) p; q the teacher's and p the student's softmax at `temperature`.
         temperature_squared: multiplies the divergence by temperature^2.
         target, hard_share: row loss = hard_share times the cross-entropy of target (at temperature 1) + the rest times
             the divergence. target alone marks ignored rows.
         The rest as linear_cross_entropy; softcap and logit_scale are the student's and the teacher's alike.
     """
     _check_head(hidden, weight, bias)
-    if teacher_hidden.shape[:-1] != hidden.shape[:-1] or teacher_weight.dim() != 2 or len(teacher_weight) != len(weight):
+    same_rows = teacher_hidden.shape[:-1] == hidden.shape[:-1]
+    if not same_rows or teacher_weight.dim() != 2 or len(teacher_weight) != len(weight):
         raise ValueError(
-            f"teacher_hidden, teacher_weight: shapes {list(teacher_hidden.shape)}, {list(teacher_weight.shape)}; must be "
-            f"{[*hidden.shape[:-1], 'H']} and [{weight.shape[0]}, H]"
+            f"teacher_hidden, teacher_weight: shapes {list(teacher_hidden.shape)}, {list(teacher_weight.shape)}; must "
+            f"be {[*hidden.shape[:-1], 'H']} and [{weight.shape[0]}, H]"
         )
     inputs = {"hidden": hidden, "weight": weight}
     if bias is not None:
@@ -608,8 +602,8 @@ def _cross_entropy(
             raise RuntimeError(f"{name}: on {tensor.device}, {first} on {device}; all must be on one device")
         if hasattr(tensor, "placements"):
             raise TypeError(
-                f"{name}: a DTensor that is still sharded; call the loss inside the forward of the module that owns the "
-                "weight (logitless.LinearCrossEntropy), where FSDP2 gathers it, or give .full_tensor()"
+                f"{name}: a DTensor that is still sharded; call the loss inside the forward of the module that owns "
+                "the weight (logitless.LinearCrossEntropy), where FSDP2 gathers it, or give .full_tensor()"
             )
     found = _autograd.apply(kind, text, inputs, outputs, in_place=in_place, declared=declared)
     loss = found[outputs[0]]

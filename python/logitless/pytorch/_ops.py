@@ -37,7 +37,7 @@ _counts: collections.Counter[str] = collections.Counter()
 
 
 def op_calls() -> dict[str, int]:
-    """How often each operator ran in this process (its kernel, not its tracing): forward, forward_backward, backward."""
+    """How often each operator ran in this process (not its tracing): forward, forward_backward, backward."""
     return {name: _counts[name] for name in ("forward", "forward_backward", "backward")}
 
 
@@ -48,7 +48,7 @@ class _TorchPlan(_engine.Plan):
         views = []
         for name, tensor in zip(call.inputs, inputs, strict=True):
             if tensor.dtype not in DTYPE:
-                raise TypeError(f"{name}: {tensor.dtype}; must be float32, bfloat16, float16, float64 or an integer type")
+                raise TypeError(f"{name}: {tensor.dtype}; must be a float or an integer type")
             views.append(_engine.View(DTYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()))
         super().__init__(call, views, _engine.Place(threads=torch.get_num_threads()))
         self.empty = [(output.shape, _TORCH[output.dtype]) for output in self.outputs]
