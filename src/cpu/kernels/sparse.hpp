@@ -74,8 +74,10 @@ inline void multiply_sparse(const char* a, const char* b, std::int64_t k_steps, 
         Word words[block * 16];
         int count = 0;
         for (std::int64_t s = 0; s < steps; ++s)
-          for (std::uint32_t bits = left[r][s]; bits != 0; bits &= bits - 1) {
-            int const k = __builtin_ctz(bits);
+          for (std::uint32_t bits = left[r][s], low = 0; bits != 0; bits ^= low) {
+            // By the baseline's bsr; what compilers make of "trailing zeros" is an instruction of BMI.
+            low = bits & (0U - bits);
+            int const k = 31 - __builtin_clz(low);
             Word& word = words[count++];
             std::memcpy(&word.bits, panel + (s * P::mr + r) * segment_bytes + k * 4, 4);
             word.at = static_cast<std::uint32_t>(s * P::nr * segment_bytes + P::word(k, 0) * 4);
