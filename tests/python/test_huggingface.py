@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,7 +42,13 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], float, float | None]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", COMMON, 1.0, None),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**COMMON, "head_dim": 8, "tie_word_embeddings": True}, 1.0, None),
-    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**COMMON, "head_dim": 8, "final_logit_softcapping": 30.0}, 1.0, 30.0),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**COMMON, "head_dim": 8, "final_logit_softcapping": 30.0},
+        1.0,
+        30.0,
+    ),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**COMMON, "head_dim": 8}, 1.0, None),
     "gemma3-capped": (
         "Gemma3ForCausalLM",
@@ -204,7 +211,11 @@ def test_experts_auxiliary_loss_is_added_where_the_original_adds_it() -> None:
     logitless.patch(model)
     ids, labels = batch()
     losses = []
-    for more in ({}, {"output_router_logits": True}, {"output_router_logits": True, "attention_mask": torch.ones_like(ids)}):
+    for more in (
+        {},
+        {"output_router_logits": True},
+        {"output_router_logits": True, "attention_mask": torch.ones_like(ids)},
+    ):
         assert_same(model, original, lambda m, more=more: m(ids, labels=labels, **more).loss)
         losses.append(float(model(ids, labels=labels, **more).loss))
     assert losses[1] > losses[0] + 0.1
@@ -270,7 +281,10 @@ def test_logits_are_kept_when_no_labels_come_or_when_asked() -> None:
     both = model(ids, labels=labels, logits=True)
     assert torch.equal(both.logits, expected.logits) and torch.equal(both.loss, expected.loss)
     assert torch.equal(model(ids, logits_to_keep=2).logits, expected.logits[:, -2:])
-    assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), original.generate(ids, max_new_tokens=4, do_sample=False))
+    assert torch.equal(
+        model.generate(ids, max_new_tokens=4, do_sample=False),
+        original.generate(ids, max_new_tokens=4, do_sample=False),
+    )
     assert calls() == before
     with torch.no_grad():
         assert model(ids, labels=labels).loss.item() == pytest.approx(float(expected.loss), rel=1e-6)
@@ -444,6 +458,51 @@ def test_compiled_model() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6)
 
 
+def test_activation_checkpointing() -> None:
+    model = make("llama")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    original = copy.deepcopy(model)
+    logitless.patch(model)
+    ids, labels = batch()
+    assert_same(model, original, lambda m: m(ids, labels=labels).loss)
+
+
+def test_accelerates_autocast_comes_and_goes() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = make("llama")
+    original = copy.deepcopy(model)
+    ids, labels = batch()
+    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    prepared, other = accelerator.prepare(logitless.patch(model)), accelerator.prepare(original)
+    assert_same(prepared, other, lambda m: m(ids, labels=labels).loss, eps=torch.finfo(torch.bfloat16).eps / 8)
+    back = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
+    before = calls()
+    back(ids, labels=labels)
+    assert back is model and calls() == before + 1
+
+
+def test_two_threads_in_one_model_are_refused() -> None:
+    model = logitless.patch(make("llama"))
+    ids, labels = batch()
+    inside, second = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        if not inside.is_set():  # the first call waits in the middle of its forward for the second to end
+            inside.set()
+            assert second.wait(60)
+
+    model.model.norm.register_forward_hook(wait)
+    losses: list[float] = []
+    first = threading.Thread(target=lambda: losses.append(model(ids, labels=labels).loss.item()))
+    first.start()
+    assert inside.wait(60)
+    with pytest.raises(UnsupportedModel, match="DistributedDataParallel"):
+        model(ids[:1], labels=labels[:1])
+    second.set()
+    first.join(60)
+    assert losses == [model(ids, labels=labels).loss.item()]
+
+
 # Refusals
 
 
@@ -515,7 +574,12 @@ def test_an_unknown_transform_is_refused_with_its_ratio(cls: Any, text: str) -> 
 
 def test_a_loss_whose_labels_are_not_shifted_is_refused() -> None:
     config = transformers.BartConfig(
-        vocab_size=VOCAB, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, is_encoder_decoder=False
+        vocab_size=VOCAB,
+        d_model=16,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=16,
+        is_encoder_decoder=False,
     )
     with pytest.raises(UnsupportedModel, match="shifted by one"):
         logitless.patch(transformers.BartForCausalLM(config))

@@ -239,10 +239,14 @@ def test_cce_filter_is_exact_unless_a_power_of_two_is_given() -> None:
     hidden, weight, _, labels = data()
 
     def gradient(**options: Any) -> Tensor:
-        return torch.autograd.grad(cce.linear_cross_entropy(hidden, weight, labels, reduction="sum", **options), weight)[0]
+        return torch.autograd.grad(
+            cce.linear_cross_entropy(hidden, weight, labels, reduction="sum", **options), weight
+        )[0]
 
     exact = gradient(filter_eps=None)
-    assert torch.equal(exact, gradient()) and torch.equal(exact, gradient(filter_eps=2.0**-6, filter_e_grad=False, filter_c_grad=False))
+    assert torch.equal(exact, gradient()) and torch.equal(
+        exact, gradient(filter_eps=2.0**-6, filter_e_grad=False, filter_c_grad=False)
+    )
     filtered = gradient(filter_eps=2.0**-6)
     assert not torch.equal(exact, filtered)
     many = torch.stack([gradient(filter_eps=2.0**-6, filter_seed=seed) for seed in range(64)])

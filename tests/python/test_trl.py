@@ -95,7 +95,9 @@ def test_kernel_equals_trls_in_values_and_gradients() -> None:
 def test_outputs_that_nobody_asked_for_are_none() -> None:
     hidden, weight = torch.randn(4, 8), torch.randn(20, 8)
     targets = torch.tensor([0, 1, 2, 3])
-    assert [value is None for value in logitless_trl._Head.apply(hidden, weight, None, targets, 1.0, 64, None, 1.0, ())] == [
+    assert [
+        value is None for value in logitless_trl._Head.apply(hidden, weight, None, targets, 1.0, 64, None, 1.0, ())
+    ] == [
         False,
         True,
         True,

@@ -1,7 +1,7 @@
 """Cut Cross-Entropy's functions on Logitless, in its argument order, so that an import is all that changes.
 
-e [..., H], c [V, H], targets [...] -> loss. CCE's default drops gradient entries below a threshold (filter_eps "auto"), which
-biases the gradient; here "auto" and None are exact, and a number is Logitless's own filter: a power of two, unbiased.
+e [..., H], c [V, H], targets [...] -> loss. CCE's default drops gradient entries below a threshold (filter_eps "auto"),
+which biases the gradient; here "auto" and None are exact, and a number is Logitless' filter: a power of two, unbiased.
 Its arithmetic choices (impl, accum_e_fp32, accum_c_fp32) have no meaning here: sums are float32 always.
 """
 
@@ -51,7 +51,9 @@ def linear_cross_entropy(
     cut_cross_entropy/linear_cross_entropy.py of ml-cross-entropy; docs/losses.md.
     """
     if vocab_parallel_options is not None:
-        raise NotImplementedError("vocab_parallel_options: a vocabulary split over ranks is not served by this face yet")
+        raise NotImplementedError(
+            "vocab_parallel_options: a vocabulary split over ranks is not served by this face yet"
+        )
     if filter_e_grad != filter_c_grad:
         raise ValueError(
             f"filter_e_grad, filter_c_grad: {filter_e_grad}, {filter_c_grad}; the filter serves both gradients or none"

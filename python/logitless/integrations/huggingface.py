@@ -1,9 +1,9 @@
 """patch(model): a Hugging Face causal LM computes its loss without logits; unpatch(model) takes it back.
 
 The model's own forward still runs, so that caches, auxiliary losses, output class and all else stay its own; only the
-hidden states [B, T, H] are caught at the head's door, which gets none of them, and the loss of head.weight [V, H] is one
-call of linear_cross_entropy. How the model gets from the head's products to logits (scale, softcap) is read from its
-configuration and never believed: a probe of a few tokens compares, and patch() refuses on a mismatch.
+hidden states [B, T, H] are caught at the head's door, which gets none of them, and the loss of head.weight [V, H] is
+one call of linear_cross_entropy. How the model gets from the head's products to logits (scale, softcap) is read from
+its configuration and never believed: a probe of a few tokens compares, and patch() refuses on a mismatch.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Patch:
 
     names: tuple[str, ...]  # of forward's parameters, self left out
     own: Any  # the forward that lay on the instance, or None where the class' serves
-    transform: _Transform = _Transform(1.0, None)
+    transform: _Transform
     on_empty: str = "nan"
     eval_logits: bool = False
     memory_budget: int | str | None = None
@@ -178,7 +178,7 @@ def patch(
     _check_model(model)
     head = _head(model)
     parameters = list(inspect.signature(type(model).forward).parameters)
-    state = _Patch(tuple(parameters[1:]), model.__dict__.get("forward"))
+    state = _Patch(tuple(parameters[1:]), model.__dict__.get("forward"), _Transform(1.0, None))
     state.on_empty = on_empty
     state.watch(head)
     model._logitless = state
@@ -280,6 +280,12 @@ def _forward(model: Any, state: _Patch, args: tuple[Any, ...], kwargs: dict[str,
 
 def _run(model: Any, state: _Patch, kwargs: dict[str, Any]) -> tuple[Any, Tensor]:
     """The original forward; its output and the hidden states that reached its head."""
+    if state.armed:
+        # Another call's hidden states would meet this one's labels.
+        raise UnsupportedModel(
+            f"{type(model).__name__}: a patched forward runs in two threads at once (nn.DataParallel does so); use "
+            "DistributedDataParallel, or a copy of the model for each thread"
+        )
     state.armed, state.seen, state.hidden = True, 0, None
     try:
         output = state.original(model, **kwargs, return_dict=True)
@@ -290,6 +296,10 @@ def _run(model: Any, state: _Patch, kwargs: dict[str, Any]) -> tuple[Any, Tensor
         raise UnsupportedModel(
             f"{type(model).__name__}.forward calls get_output_embeddings() {seen} times; patch() needs one call"
         )
+    if not dataclasses.is_dataclass(output) or not hasattr(output, "logits"):
+        raise UnsupportedModel(
+            f"{type(model).__name__}.forward gives a {type(output).__name__}; it must give a ModelOutput with logits"
+        )
     return output, hidden
 
 
@@ -297,8 +307,8 @@ def _check_no_labels(model: Any, state: _Patch, kwargs: dict[str, Any]) -> None:
     """Trainer's label smoother and compute_loss_func take the labels away and leave the count of them."""
     if kwargs.get("num_items_in_batch") is not None:
         raise UnsupportedModel(
-            "num_items_in_batch came without labels: Trainer's label_smoothing_factor or compute_loss_func computes the "
-            "loss from logits, which this model is patched not to hold. Set label_smoothing_factor=0 and no "
+            "num_items_in_batch came without labels: Trainer's label_smoothing_factor or compute_loss_func computes "
+            "the loss from logits, which this model is patched not to hold. Set label_smoothing_factor=0 and no "
             "compute_loss_func, or logitless.unpatch(model)"
         )
     if model.training and torch.is_grad_enabled() and not state.warned and not torch.compiler.is_compiling():
@@ -313,8 +323,8 @@ def _check_no_labels(model: Any, state: _Patch, kwargs: dict[str, Any]) -> None:
 def _check_trainer(trainer: Any, eval_logits: bool) -> None:
     if getattr(trainer, "compute_metrics", None) is not None and not eval_logits:
         raise UnsupportedModel(
-            "compute_metrics: an evaluation with it reads logits; logitless.patch(trainer, eval_logits=True) keeps them in "
-            "eval mode"
+            "compute_metrics: an evaluation with it reads logits; logitless.patch(trainer, eval_logits=True) keeps "
+            "them in eval mode"
         )
     for name, reason in (
         ("label_smoother", "label_smoothing_factor: Trainer's smoother computes from logits; set it to 0"),
@@ -359,7 +369,7 @@ def _loss_text(model: Any) -> str:
 
 def _head(model: Any) -> nn.Linear:
     """The output embeddings, if they are a plain nn.Linear; their weight is multiplied as it is."""
-    head = model.get_output_embeddings()
+    head: nn.Linear | None = model.get_output_embeddings()
     name = type(head).__name__
     if head is None:
         raise UnsupportedModel(f"{type(model).__name__}: get_output_embeddings() is None; there is no head to patch")
@@ -422,7 +432,7 @@ def _candidates(model: Any, scale: float | None, softcap: float | None) -> list[
 def _undisturbed(model: Any) -> Iterator[None]:
     """Eval mode without gradients; every module's attributes and the random state come back.
 
-    All attributes, not the mode alone: BigBird, for one, exchanges its attention modules when it meets a short sequence.
+    All attributes, not the mode alone: BigBird, for one, exchanges its attention modules on a short sequence.
     Without autocast, unless the model needs it: a head of float32 over a body of 16 bits.
     """
     device = next(model.parameters()).device
@@ -466,9 +476,7 @@ def _probe_inputs(model: Any) -> dict[str, Any]:
     return {"input_ids": ids, "labels": labels}
 
 
-def _probe_run(
-    model: Any, state: _Patch, inputs: dict[str, Any], factors: Tensor | None = None
-) -> tuple[Any, Tensor]:
+def _probe_run(model: Any, state: _Patch, inputs: dict[str, Any], factors: Tensor | None = None) -> tuple[Any, Tensor]:
     """The original forward with its logits; with factors [T] of hidden states multiplied by them."""
     state.keep, state.factors = True, factors
     try:

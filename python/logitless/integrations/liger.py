@@ -1,9 +1,8 @@
 """Liger's functions on Logitless, in Liger's argument order, so that an import is all that changes.
 
-input [R, H], weight [V, H], target [R] -> loss. As in Liger a batch without any kept row gives 0, z-loss (lse_square_scale)
-is part of the loss and is returned reduced like it, and accuracy is a mean over kept rows. Unlike Liger's: logits are
-never rounded to 16 bits, gradients accumulate in float32 whatever accum_dtype says, reduction "none" has the right
-gradient for any upstream, and a frozen weight costs no gradient.
+input [R, H], weight [V, H], target [R] -> loss. As in Liger a batch without any kept row gives 0, z-loss
+(lse_square_scale) is part of the loss and is returned reduced like it, and accuracy is a mean over kept rows. Logits
+are never rounded to 16 bits, and gradients are summed in float32 whatever accum_dtype says.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ from ..pytorch import linear_cross_entropy
 __all__ = ["KNOWN", "patch", "unpatch"]
 
 KNOWN = ("1.16.",)  # beginnings of the versions whose kernel was read and tested
-# What these versions' kernel takes and gives, in order. A version that says otherwise is not known, whatever its number.
-_PARAMETERS = (
-    "hidden weight bias targets temperature chunk_size final_logit_softcapping logit_scale outputs".split()
-)
+# What their kernel takes and gives, in order. A version that says otherwise is not known, whatever its number.
+_PARAMETERS = [
+    *("hidden", "weight", "bias", "targets", "temperature", "chunk_size"),
+    *("final_logit_softcapping", "logit_scale", "outputs"),
+]
 _OUTPUTS = {"entropy": "entropy", "log_sum_sq_probs": "log_sum_p2", "mean_logits": "mean_logit", "is_top1": "correct"}
 
 _saved: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""verl's fused head on Logitless: hidden [..., H], weight [V, H], labels [...] -> log-probabilities and entropies [...].
+"""verl's fused head on Logitless: hidden [..., H], weight [V, H], labels [...] -> log-probabilities, entropies [...].
 
 Argument order of verl's FusedLinearForPPO (verl/utils/experimental/torch_functional.py) and of its kernel
 linear_cross_entropy (verl/utils/kernel). Both results are float32 and differentiable, in one backward; verl's PyTorch
