@@ -278,7 +278,8 @@ LL_API ll_status ll_plan_create(ll_context *context, const ll_problem *problem, 
 LL_API void ll_plan_destroy(ll_plan *plan) LL_NOEXCEPT;
 /* Exact bytes of workspace; any alignment of at least 64 bytes will do. */
 LL_API size_t ll_plan_workspace_bytes(const ll_plan *plan) LL_NOEXCEPT;
-/* Columns of `stats` that runs of the plan write or read: 4, 8, or with a teacher's head 12. 0 of a null plan. */
+/* Columns of `stats` that runs of the plan write or read: 4, 8, or 12 with a teacher's head, or a teacher's top k at a
+ * distill_temperature other than 1. 0 of a null plan. */
 LL_API int64_t ll_plan_statistics(const ll_plan *plan) LL_NOEXCEPT;
 /* Bytes of `saved` that the plan uses: at most the problem's saved_bytes, 0 where not a leaf of classes fits. */
 LL_API uint64_t ll_plan_saved_bytes(const ll_plan *plan) LL_NOEXCEPT;

@@ -133,11 +133,6 @@ void check_outputs(const ll_arguments& a, const Problem& p) {
     forbid("correct_rows", a.correct_rows, because);
     forbid("grad_row_logprob", a.grad_row_logprob, because);
   }
-  if (p.topk_log && p.loss.distillation.tau != 1.0) {
-    constexpr const char* because = "a top-k teacher with distill_temperature other than 1 has no softmax at 1";
-    forbid("row_lse", a.row_lse, because);
-    forbid("grad_row_lse", a.grad_row_lse, because);
-  }
   if (p.saved > 0) {
     need("saved", a.saved, "the problem has saved_bytes");
   } else {

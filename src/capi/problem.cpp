@@ -444,20 +444,6 @@ void check_pairs(const ll_options& o, const contract::Problem& c) {
     constexpr const char* only = " with LL_TOPK_LOG, a divergence from a teacher and not a cross-entropy; ";
     if (o.label_smoothing > 0.0) refuse("label_smoothing: " + number(o.label_smoothing) + only + "must be 0");
     if (c.class_weight) refuse(std::string("inputs: LL_CLASS_WEIGHT") + only + "clear the bit");
-    if (loss.distillation.hard_share > 0.0 && loss.distillation.tau != 1.0) {
-      refuse("hard_share: " + number(loss.distillation.hard_share) + " with LL_TOPK_LOG and distill_temperature " +
-             number(loss.distillation.tau) +
-             "; these are two softmaxes: must be 0 (and a second call for the cross-entropy), or "
-             "distill_temperature 1, or targets LL_TARGETS_TEACHER");
-    }
-  }
-  if (c.topk_log && loss.distillation.tau != 1.0) {
-    // Rows' statistics are those of z / tau, and these would be of z.
-    const std::string tau = "distill_temperature: " + number(loss.distillation.tau) + " with LL_TOPK_LOG and ";
-    constexpr const char* two = "; these are two softmaxes: must be 1, or leave that out, or call twice";
-    if (loss.z_loss > 0.0) refuse(tau + "z_loss " + number(loss.z_loss) + two);
-    if (c.entropy || c.mean_logit || c.sum_p2) refuse(tau + "LL_ENTROPY, LL_MEAN_LOGIT or LL_SUM_P2" + two);
-    if (c.entropy_gradient) refuse(tau + "LL_ENTROPY_GRADIENT" + two);
   }
   if (c.saved > 0 && (c.distils() || c.is_part())) {
     refuse("saved_bytes: " + std::to_string(c.saved) + " with " +
@@ -467,9 +453,11 @@ void check_pairs(const ll_options& o, const contract::Problem& c) {
   if (c.distils() && c.entropy_gradient) {
     refuse("inputs: LL_ENTROPY_GRADIENT with targets LL_TARGETS_TEACHER, which offer none; clear the bit");
   }
-  if (loss.filter > 0.0 && (c.distils() || c.is_part())) {
+  if (loss.filter > 0.0 && (c.pairs() || c.is_part())) {
     refuse("filter: " + number(loss.filter) + " with " +
-           (c.distils() ? "targets LL_TARGETS_TEACHER" : "total_vocab, a part of a vocabulary") +
+           (c.distils() ? "targets LL_TARGETS_TEACHER"
+            : c.pairs() ? "LL_TOPK_LOG and distill_temperature " + number(loss.distillation.tau)
+                        : "total_vocab, a part of a vocabulary") +
            ", which offer none; must be 0");
   }
   if (loss.targets != contract::Targets::hard && c.restricts()) {

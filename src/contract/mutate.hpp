@@ -5,7 +5,7 @@
 #if defined(LOGITLESS_MUTATIONS)
 namespace logitless::contract {
 inline int mutation = 0;              // 0: all formulas are right
-inline constexpr int mutations = 54;  // ids are 1..mutations
+inline constexpr int mutations = 56;  // ids are 1..mutations
 }  // namespace logitless::contract
 #define LL_MUTATE(id, right, wrong) (::logitless::contract::mutation == (id) ? (wrong) : (right))
 #else

@@ -63,6 +63,21 @@ LL_HD inline PairResult<F> finish(PairStatistics<F> const& a) {
   return out;
 }
 
+// Targets t_j given as logits u = log t, of any sum Q, in the teacher's place: `forward` becomes sum_j t_j (log t_j -
+// log p_j) = Q (KL(t / Q | p) + log Q), 0 where Q is. Returns Q, which the gradient is multiplied by.
+template <class F>
+LL_HD inline F weigh_targets(PairResult<F>& a) {
+  using std::exp;
+  if (!(a.mt > F(-INFINITY)) && !(a.mt != a.mt)) {
+    a.mt = a.log_st = a.forward = F(0);
+    a.bad = !(a.ms > F(-INFINITY) && a.ms < F(INFINITY) && a.log_ss > F(-INFINITY));
+    return F(0);
+  }
+  F const log_mass = a.mt + a.log_st, mass = exp(log_mass);
+  a.forward = LL_MUTATE(55, mass * (a.forward + log_mass), mass * a.forward);
+  return LL_MUTATE(56, mass, F(1));
+}
+
 // log(1 + x) for x in [0, 1]: 2 atanh(x / (2 + x)), whose series in squares of at most 1/9 ends below fp32's rounding.
 template <class F>
 LL_HD inline F log1p_of_unit(F x) {

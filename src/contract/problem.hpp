@@ -132,11 +132,17 @@ struct Problem {
   }
   bool restricts() const { return keep_mask || logit_floor; }
   bool distils() const { return loss.targets == Targets::teacher; }
+  // The softmax of z / tau stands beside that of z, with statistics of its own: a teacher's head, or a top-k teacher at
+  // another temperature.
+  bool pairs() const {
+    return distils() || (loss.targets == Targets::topk && topk_log && loss.distillation.tau != 1.0);
+  }
   // sum kappa_j (z_j - m) and sum kappa_j are wanted: smoothing, or a target distribution over many classes.
   bool wants_kappa() const { return loss.smoothing > 0 || row_kappa(); }
   // kappa differs from row to row.
   bool row_kappa() const {
-    return loss.targets == Targets::soft || loss.targets == Targets::topk || (loss.smoothing > 0 && restricts());
+    return loss.targets == Targets::soft || (loss.targets == Targets::topk && !pairs()) ||
+           (loss.smoothing > 0 && restricts());
   }
   // The entropy of a row is needed, by the loss or by an output.
   bool wants_entropy() const { return entropy || entropy_gradient || loss.policy.entropy_coef != 0.0; }
@@ -147,12 +153,12 @@ struct Problem {
   // D is formed from z itself, element by element, and not from exponentials times a number of the row.
   bool needs_logits() const {
     return loss.softcap > 0 || row_kappa() || entropy_gradient || loss.policy.entropy_coef != 0.0 || loss.filter > 0 ||
-           distils();
+           pairs();
   }
   // Columns of the saved statistics: m, r, z_y, k; then t, n and two more; and with a teacher four more, where these
   // mean something.
   int statistics() const {
-    if (distils()) return 12;
+    if (pairs()) return 12;
     return wants_entropy() || class_weight || row_kappa() || is_part() ? 8 : 4;
   }
 };

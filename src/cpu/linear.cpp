@@ -77,6 +77,8 @@ class LinearRun {
       teacher_column_bytes_ = plan.find("thread_teacher")->shape[1] * 4;
       teacher_tile_ = buffer<float>("thread_teacher_tile");
       teacher_bias_ = buffer<float>("teacher_bias");
+    }
+    if (p_.pairs()) {
       leaf_pair_ = buffer<float>("leaf_pair");
       pairs_ = reinterpret_cast<PairOutcome*>(buffer<char>("row_pair"));
       pair_rows_ = reinterpret_cast<PairRow*>(buffer<char>("row_pair_scales"));
@@ -257,7 +259,7 @@ class LinearRun {
       walk(referenced ? 1 : 0, leaves_, false);
       merge_leaves();
       if (referenced && find_overflows()) walk(0, leaves_, true);
-      if (p_.distils()) finish_pairs();
+      if (p_.pairs()) finish_pairs();
       if (saved_ != nullptr) write_saved();
     }
     finish_rows();
@@ -341,9 +343,10 @@ class LinearRun {
           char* const out = e != nullptr ? e + i * columns * e_size : nullptr;
           if (options_.shapes()) options_.shape(z, columns, j0, index_[row0_ + i], mine ? y : -1);
           if (out != nullptr && options_.needs_logits()) rows_.store(z, columns, 1.0F, out, plan_.e_dtype);
-          if (p_.distils()) {
+          if (p_.pairs()) {
+            float buffer[leaf_columns];
             PairNumbers const pair =
-                rows_.pair_leaf(z, s.teacher_tile + (i - r) * leaf_columns, columns, inverse_tau());
+                rows_.pair_leaf(z, teacher_row(s, i, r, j0, columns, buffer), columns, inverse_tau());
             float const values[8] = {pair.ms, pair.ss, pair.ts, pair.cs, pair.mt, pair.st, pair.tt, pair.ct};
             for (int n = 0; n < 8; ++n) *pair_entry(n, leaf, i) = values[n];
           }
@@ -384,6 +387,13 @@ class LinearRun {
     return m;
   }
 
+  // The teacher's logits of the chunk's row i for a leaf: of its head's tile, whose first row is r, or in `buffer`.
+  const float* teacher_row(const Scratch& s, std::int64_t i, std::int64_t r, std::int64_t j0, std::int64_t columns,
+                           float* buffer) const {
+    if (teacher_ != nullptr) return s.teacher_tile + (i - r) * leaf_columns;
+    options_.teacher_logits(buffer, columns, j0, index_[row0_ + i]);
+    return buffer;
+  }
   float inverse_tau() const { return static_cast<float>(1.0 / p_.loss.distillation.tau); }
   float* pair_entry(std::int64_t number, std::int64_t leaf, std::int64_t i) const {
     return leaf_pair_ + (number * leaves_ + leaf) * plan_.chunk + i;
@@ -402,9 +412,7 @@ class LinearRun {
               sum, contract::PairStatistics<double>{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)});
         }
         PairOutcome& out = pairs_[i];
-        out = {};
-        out.result = contract::finish(sum);
-        if (p_.loss.distillation.divergence == contract::Divergence::reverse_kl) out.k = out.result.reverse;
+        out = options_.pair_outcome(sum);
         if (jsd) pair_rows_[i] = options_.pair_row(index_[row0_ + i], out, reducer_);  // for the walk below
       }
     });
@@ -497,10 +505,10 @@ class LinearRun {
       for (std::int64_t i = g * group; i < std::min(n_, (g + 1) * group); ++i) {
         std::int64_t const row = index_[row0_ + i];
         RowNumbers const numbers = numbers_of(i);
-        if (p_.distils() && p_.call == Call::backward) pairs_[i] = options_.saved_pair(row);
+        if (p_.pairs() && p_.call == Call::backward) pairs_[i] = options_.saved_pair(row);
         RowOutcome const out = options_.finish(row, y_[row0_ + i] + p_.first_column, numbers, reducer_, gradient,
-                                               p_.distils() ? pairs_ + i : nullptr);
-        if (p_.distils()) pair_rows_[i] = options_.pair_row(row, pairs_[i], reducer_);
+                                               p_.pairs() ? pairs_ + i : nullptr);
+        if (p_.pairs()) pair_rows_[i] = options_.pair_row(row, pairs_[i], reducer_);
         auto const& result = out.result;
         loss_[i] = out.loss;
         bad_[i] = result.bad && !(p_.is_part() && p_.call == Call::forward) ? 1.0F : 0.0F;
@@ -593,11 +601,11 @@ class LinearRun {
           if (e == nullptr && options_.shapes()) options_.shape(d, columns, b0 + j, index_[row0_ + i], mine ? y : -1);
           if (again) {
             if (e != nullptr) std::memcpy(d, kept, static_cast<std::size_t>(columns) * sizeof(float));
-            float z[leaf_columns];
-            if (p_.distils()) std::memcpy(z, d, static_cast<std::size_t>(columns) * sizeof(float));
+            float z[leaf_columns], buffer[leaf_columns];
+            if (p_.pairs()) std::memcpy(z, d, static_cast<std::size_t>(columns) * sizeof(float));
             make_row_from_logits(d, columns, b0 + j, i, mine ? y : -1);
-            if (p_.distils() && pair_rows_[i].g != 0.0F)
-              rows_.pair_gradient(z, s.teacher_tile + (i - r) * leaf_columns, columns, pair_rows_[i], d);
+            if (p_.pairs() && pair_rows_[i].g != 0.0F)
+              rows_.pair_gradient(z, teacher_row(s, i, r, b0 + j, columns, buffer), columns, pair_rows_[i], d);
             continue;
           }
           const float* const kappa = !raw && smooth() ? options_.class_weights() : nullptr;

@@ -53,8 +53,10 @@ struct LogitsRun {
     char* const d = p.dz != DType::none ? row_of(o.dz, i) : nullptr;
     float* e = nullptr;
     RowNumbers v;
+    PairOutcome pair;
     if (p.call == Call::backward) {
       v = o.stats ? options.saved(i) : from_lse(i, y);
+      if (p.pairs()) pair = options.saved_pair(i);
     } else {
       LeafArrays const a = arrays_of(leaf_m + array_floats);
       if (plain()) {
@@ -62,7 +64,7 @@ struct LogitsRun {
         v.z_y = rows.logits_row(z, p.z, p.vocab, y, smooth, a.m, a.r, a.k, e);
         for (std::int64_t l = 0; l < leaves(); ++l) a.n[l] = static_cast<float>(columns_of(l));
       } else {
-        shaped_leaves(i, y, a, reinterpret_cast<std::int32_t*>(leaf_m + 9 * array_floats), &v);
+        shaped_leaves(i, y, a, reinterpret_cast<std::int32_t*>(leaf_m + 9 * array_floats), &v, &pair);
       }
       std::copy(a.m, a.m + leaves(), leaf_m);
       rows.merge_leaves(a, leaves());
@@ -78,7 +80,7 @@ struct LogitsRun {
         v.c = a.c[0];
       }
     }
-    RowOutcome row = options.finish(i, y, v, reducer, d != nullptr);
+    RowOutcome row = options.finish(i, y, v, reducer, d != nullptr, p.pairs() ? &pair : nullptr);
     auto const& result = row.result;
     loss[i] = row.loss;
     bad[i] = (result.bad ? 1 : 0) | (row.correct ? 2 : 0);
@@ -92,7 +94,7 @@ struct LogitsRun {
       for (std::int64_t j = 0; j < p.vocab; ++j) rows.store(&nan, 1, 1.0F, d + j * size_of(p.dz), p.dz);
       return;
     }
-    if (!plain()) return shaped_gradient(i, y, row, d);
+    if (!plain()) return shaped_gradient(i, y, row, pair, d);
     auto const scale = static_cast<float>(row.d.a * result.inv_s), shift = static_cast<float>(row.d.c);
     if (e != nullptr)
       rows.logits_gradient(e, leaf_m, p.vocab, static_cast<float>(result.m), scale, shift, d, p.dz, next, size_of(p.z));
@@ -111,12 +113,19 @@ struct LogitsRun {
     return mine;
   }
 
-  void shaped_leaves(std::int64_t i, std::int64_t y, const LeafArrays& a, std::int32_t* argmax, RowNumbers* v) const {
+  void shaped_leaves(std::int64_t i, std::int64_t y, const LeafArrays& a, std::int32_t* argmax, RowNumbers* v,
+                     PairOutcome* pair) const {
     alignas(64) float z[leaf_columns];
+    auto sum = contract::PairStatistics<double>::identity();
     float weights[leaf_columns], bits[leaf_columns];
     v->z_y = -INFINITY;
     for (std::int64_t l = 0; l < leaves(); ++l) {
       std::int64_t const n = columns_of(l), mine = shaped_leaf(i, y, l, z);
+      if (p.pairs()) {
+        options.teacher_logits(weights, n, l * leaf_columns, i);
+        PairNumbers const x = rows.pair_leaf(z, weights, n, inverse_tau());
+        sum = contract::merge(sum, contract::PairStatistics<double>{x.ms, x.ss, x.ts, x.cs, x.mt, x.st, x.tt, x.ct});
+      }
       const float* const kappa = options.weighs() ? options.kappa(weights, n, l * leaf_columns, i) : nullptr;
       const float* const kept = options.kept(bits, n, l * leaf_columns, i, mine);
       LeafNumbers const x = rows.leaf_full(z, n, mine, options.wants(kappa, kept));
@@ -132,7 +141,9 @@ struct LogitsRun {
       a.c[l] = x.c;
       argmax[l] = x.argmax;
     }
+    if (p.pairs()) *pair = options.pair_outcome(sum);
   }
+  float inverse_tau() const { return static_cast<float>(1.0 / p.loss.distillation.tau); }
 
   std::int64_t argmax_of(const float* m, float top, const std::int32_t* argmax) const {
     for (std::int64_t l = 0; l < leaves(); ++l)
@@ -141,10 +152,11 @@ struct LogitsRun {
   }
 
   // D may lie over the logits: a leaf is read whole before it is written.
-  void shaped_gradient(std::int64_t i, std::int64_t y, const RowOutcome& row, char* d) const {
-    alignas(64) float z[leaf_columns];
+  void shaped_gradient(std::int64_t i, std::int64_t y, const RowOutcome& row, const PairOutcome& pair, char* d) const {
+    alignas(64) float z[leaf_columns], logits[leaf_columns];
     float weights[leaf_columns];
     GradientRow by = options.gradient_row(i, row);
+    PairRow const both = p.pairs() ? options.pair_row(i, pair, reducer) : PairRow{};
     double variance = 0.0;
     std::int64_t left = 0;
     for (std::int64_t l = 0; l < leaves(); ++l) {
@@ -152,7 +164,12 @@ struct LogitsRun {
       by.kappa = options.gradient_kappa(weights, n, j0, i, mine);
       by.column0 = p.first_column + j0;
       by.target = mine;
+      if (p.pairs()) std::copy(z, z + n, logits);
       left += rows.gradient(z, n, by, &variance);
+      if (both.g != 0.0F) {
+        options.teacher_logits(weights, n, j0, i);
+        rows.pair_gradient(logits, weights, n, both, z);
+      }
       rows.store(z, n, 1.0F, d + j0 * size_of(p.dz), p.dz);
     }
     if (by.filter > 0.0F) filter->add(p.vocab, left, variance);

@@ -12,8 +12,7 @@ RowOptions::RowOptions(const contract::Problem& problem, const Operands& operand
                        Buffers buffers)
     : p_(problem), o_(operands), rows_(rows), buffers_(buffers) {
   contract::Loss const& l = p_.loss;
-  if (l.targets == Targets::topk && p_.topk_log) tau_ = l.distillation.tau;
-  transforms_ = p_.transforms() || tau_ != 1.0;
+  transforms_ = p_.transforms();
   restricts_ = p_.restricts();
   needs_logits_ = p_.needs_logits();
   has_target_ = l.targets == Targets::hard || l.distillation.hard_share > 0;
@@ -21,7 +20,7 @@ RowOptions::RowOptions(const contract::Problem& problem, const Operands& operand
   transform_.scale = static_cast<float>(l.logit_scale);
   transform_.cap = static_cast<float>(l.softcap);
   transform_.inverse_cap = l.softcap > 0 ? static_cast<float>(1.0 / l.softcap) : 0.0F;
-  transform_.inverse_temperature = static_cast<float>(1.0 / (l.temperature * tau_));
+  transform_.inverse_temperature = static_cast<float>(1.0 / l.temperature);
 }
 
 std::string RowOptions::prepare() const {
@@ -65,13 +64,17 @@ std::string RowOptions::prepare() const {
       for (std::int64_t at = 0; at < k; ++at) values[at] = static_cast<float>(static_cast<double>(values[at]) / sum);
     if (p_.loss.rest == contract::Rest::spread && k < p_.vocab)
       buffers_.topk_other[i] = static_cast<float>(std::max(0.0, 1.0 - sum) / static_cast<double>(p_.vocab - k));
+    if (!p_.pairs()) continue;
+    auto const logit = [&](float t) { return static_cast<float>(p_.loss.distillation.tau * std::log(t)); };
+    std::transform(values, values + k, values, logit);
+    buffers_.topk_other[i] = logit(buffers_.topk_other[i]);
   }
   return {};
 }
 
 const float* RowOptions::kappa(float* buffer, std::int64_t n, std::int64_t j0, std::int64_t i) const {
   const float* const w = buffers_.class_weight != nullptr ? buffers_.class_weight + j0 : nullptr;
-  if (p_.loss.targets == Targets::hard || p_.loss.targets == Targets::teacher) return w;
+  if (p_.loss.targets == Targets::hard || p_.pairs()) return w;
   auto const alpha = static_cast<float>(p_.loss.smoothing);
   float const floor = alpha / static_cast<float>(p_.vocab), keep = 1.0F - alpha;
   if (p_.loss.targets == Targets::soft) {
@@ -198,11 +201,29 @@ RowOutcome RowOptions::finish(std::int64_t i, std::int64_t y, const RowNumbers& 
   out.correct = !row.bad && has_target_ && v.argmax == y;
   if (p_.call != contract::Call::backward) put(i, out, v, pair);
   if (!with_gradient) return out;
-  double const dz = l.logit_scale / (temperature(i) * tau_);
+  double const dz = l.logit_scale / temperature(i);
   out.d = contract::coefficients_of(row, up, w, dz);
   if (l.softcap > 0 && has_target_)
     out.slope_y = v.z_y > -INFINITY ? contract::softcap_slope(static_cast<double>(v.z_y), slope(i)) : 0.0;
   return out;
+}
+
+PairOutcome RowOptions::pair_outcome(const contract::PairStatistics<double>& sum) const {
+  PairOutcome out;
+  out.result = contract::finish(sum);
+  if (!p_.distils())
+    out.k = contract::weigh_targets(out.result);
+  else if (p_.loss.distillation.divergence == contract::Divergence::reverse_kl)
+    out.k = out.result.reverse;
+  return out;
+}
+
+void RowOptions::teacher_logits(float* u, std::int64_t n, std::int64_t j0, std::int64_t i) const {
+  std::fill(u, u + n, buffers_.topk_other[i]);
+  const std::int64_t* const ids = buffers_.topk_ids + i * p_.topk;
+  const std::int64_t* const end = ids + p_.topk;
+  for (const std::int64_t* id = std::lower_bound(ids, end, j0); id != end && *id < j0 + n; ++id)
+    u[*id - j0] = buffers_.topk_values[i * p_.topk + (id - ids)];
 }
 
 PairRow RowOptions::pair_row(std::int64_t i, const PairOutcome& pair, const Reducer& reducer) const {
@@ -216,6 +237,10 @@ PairRow RowOptions::pair_row(std::int64_t i, const PairOutcome& pair, const Redu
   out.k = static_cast<float>(pair.k);
   out.g = static_cast<float>(upstream_of(p_, o_, reducer, i) * weight(i) * soft_share() / d.tau * p_.loss.logit_scale /
                              temperature(i));
+  if (!p_.distils()) {
+    out.g = static_cast<float>(static_cast<double>(out.g) * pair.k);
+    out.k = 0.0F;
+  }
   // A divergence of +inf has no gradient that means anything: its part is 0, as the reference has it.
   if (!std::isfinite(out.k)) out.k = out.g = 0.0F;
   out.log_beta = static_cast<float>(std::log(d.beta));

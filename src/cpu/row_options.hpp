@@ -21,7 +21,7 @@ struct RowNumbers {
 struct PairOutcome {
   contract::PairResult<double> result;
   double p_mixed = 0.0, q_mixed = 0.0;  // JSD's sums
-  double k = 0.0;                       // what its gradient takes off
+  double k = 0.0;                       // what its gradient takes off; of a top-k teacher: its mass, a factor
 };
 
 // A row after the O(1) arithmetic.
@@ -39,7 +39,7 @@ class RowOptions {
   struct Buffers {
     float *bias, *class_weight, *teacher_bias;  // [V]
     std::int64_t* topk_ids;                     // [R,k], ascending
-    float *topk_values, *topk_other;            // [R,k], [R]
+    float *topk_values, *topk_other;            // [R,k], [R]; as logits tau log t where the problem has pairs
   };
 
   RowOptions(const contract::Problem& problem, const Operands& operands, const RowKernels& rows, Buffers buffers);
@@ -60,7 +60,7 @@ class RowOptions {
     if (transforms_) {
       Transform by = transform_;
       if (by.bias != nullptr) by.bias += j0;
-      if (o_.row_temperature) by.inverse_temperature = static_cast<float>(1.0 / (temperature(i) * tau_));
+      if (o_.row_temperature) by.inverse_temperature = static_cast<float>(1.0 / temperature(i));
       rows_.transform(z, n, by);
     }
     if (restricts_) {
@@ -80,7 +80,7 @@ class RowOptions {
   const float* class_weights() const { return buffers_.class_weight; }
 
   // The row's z = 2nd argument times this is y in 1 - y^2, the softcap's slope; 0: no cap.
-  double slope(std::int64_t i) const { return p_.loss.softcap > 0 ? temperature(i) * tau_ / p_.loss.softcap : 0.0; }
+  double slope(std::int64_t i) const { return p_.loss.softcap > 0 ? temperature(i) / p_.loss.softcap : 0.0; }
   double weight(std::int64_t i) const { return o_.row_weight ? static_cast<double>(float_at(o_.row_weight, i)) : 1.0; }
   // The row's gradient is 0 whatever its logits are.
   bool silent(std::int64_t i) const {
@@ -94,6 +94,10 @@ class RowOptions {
   // pair: the teacher's row, null where there is none.
   RowOutcome finish(std::int64_t i, std::int64_t y, const RowNumbers& numbers, const Reducer& reducer,
                     bool with_gradient, const PairOutcome* pair = nullptr) const;
+  // From both sides' merged statistics; JSD's sums are missing.
+  PairOutcome pair_outcome(const contract::PairStatistics<double>& sum) const;
+  // tau log t of columns [j0, j0 + n) of row i: a top-k teacher as logits.
+  void teacher_logits(float* u, std::int64_t n, std::int64_t j0, std::int64_t i) const;
   // For the kernels of two heads.
   PairRow pair_row(std::int64_t i, const PairOutcome& pair, const Reducer& reducer) const;
   PairOutcome saved_pair(std::int64_t i) const;
@@ -117,7 +121,6 @@ class RowOptions {
   const RowKernels& rows_;
   Buffers buffers_;
   Transform transform_{};
-  double tau_ = 1.0;  // of top-k teachers
   bool transforms_, restricts_, needs_logits_, has_target_;
 };
 

@@ -171,7 +171,6 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
   out.add("row_loss", DType::f64, chunk, 1, 1);
   add_operands(p, &out);
   if (p.distils()) {
-    // A row's numbers of both heads are ten doubles, and twelve words for the kernels.
     bool const half = teacher_in_bf16(p, m);
     std::int64_t const size = half ? 2 : 4, unit = half ? 2 * m.k_step : m.k_step,
                        deep = round_up(p.teacher_hidden, unit);
@@ -181,6 +180,9 @@ Ledger ledger_of(const Problem& p, const Machine& m, const Setting& s) {
             round_up(round_up(std::min(vocab, m.leaf), wide) * deep * size, 64) / 4, 1);
     out.add("thread_teacher_tile", DType::f32, m.threads, tile_rows, m.leaf, m.threads * tile_rows * tile_tail);
     if (p.teacher_bias != DType::none) out.add("teacher_bias", DType::f32, vocab, 1, 1);
+  }
+  if (p.pairs()) {
+    // A row's numbers of both sides are ten doubles, and twelve words for the kernels.
     if (forward) out.add("leaf_pair", DType::f32, 8, leaves, chunk);
     out.add("row_pair", DType::f64, 10, chunk, 1);
     out.add("row_pair_scales", DType::f32, 12, chunk, 1);
@@ -276,6 +278,7 @@ double seconds_of(const Problem& p, const Machine& m, const Setting& s) {
     double const teacher = flops_of(p, m, s) / (2.0 * rows * hidden) / vocab;
     ns += product_ns * std::max(0.0, teacher - 4.0) / m.threads + exponential_ns * 4.0 * rv / m.threads;
   }
+  if (p.pairs() && !p.distils()) ns += exponential_ns * 4.0 * rv / m.threads;
   return ns * 1e-9 + bytes / (m.memory_gbytes * 1e9);
 }
 

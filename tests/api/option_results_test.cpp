@@ -423,9 +423,15 @@ TEST(OptionResults, TopKOfATeacher) {
           c.options.rest = rest;
           c.options.distill_temperature = 2.0;
           c.options.temperature_squared = 1;
-          if (c.problem.outputs != 0) c.problem.outputs = LL_ARGMAX;
         },
-        {LL_LINEAR, LL_LOGITS}, Rows::losses);
+        {LL_LINEAR, LL_LOGITS}, Rows::without_targets);
+    expect_as_reference([&](Call& c) {
+      give_topk(c, true);
+      c.options.rest = rest;
+      c.options.distill_temperature = 0.5;
+      c.options.hard_share = 0.25;
+      c.options.z_loss = 0.125;
+    });
     expect_as_reference([&](Call& c) {
       give_topk(c, true);
       give_row_weight(c);

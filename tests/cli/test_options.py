@@ -142,6 +142,8 @@ class Options(Case):
         self.check(self.topk, "--rest", "spread")
         self.check(self.topk_log, "--rest", "spread")
         self.check(self.topk_log, "--hard-share", "0.25")
+        for base in (self.hard, self.logits):  # a second softmax
+            self.check([*base, *self.topk_log[6:]], "--hard-share", "0.25", "--distill-temperature", "2", "--z-loss", "0.1")
 
     def test_teacher(self):
         self.check(self.hard, "--teacher-hidden", self.of("tx"), "--teacher-weight", self.of("tw"))
@@ -232,7 +234,8 @@ class Options(Case):
     def test_check_from_files(self):
         options = [self.of_many("--soft-targets", "soft"), self.of_many("--keep-mask", "keep"),
                    self.of_many("--logit-floor", "floor"), [*self.topk[6:], "--rest", "spread"], self.topk[6:],
-                   self.topk_log[6:], [*self.topk_log[6:], "--hard-share", "0.5"], [*self.policy[6:], "--entropy-coef", "0.1"],
+                   self.topk_log[6:], [*self.topk_log[6:], "--hard-share", "0.5"],
+                   [*self.topk_log[6:], "--hard-share", "0.5", "--distill-temperature", "2", "--softcap", "3"], [*self.policy[6:], "--entropy-coef", "0.1"],
                    [*self.policy[6:], "--kl-coef", "0.1", *self.of_many("--policy-ref-logprob", "ref")]]
         teacher = [self.teacher[6:] + more for more in (
             [], self.of_many("--teacher-bias", "tb"), ["--divergence", "reverse_kl"], ["--divergence", "jsd", "--beta", "0.3"],
@@ -304,7 +307,7 @@ class Options(Case):
         self.wrong(["--keep-mask", "--teacher-hidden"], self.teacher, "--keep-mask", self.of("keep"))
         self.wrong(["--label-smoothing", "--topk-logprobs"], self.topk_log, "--label-smoothing", "0.1")
         self.wrong(["--class-weight", "--topk-logprobs"], self.topk_log, "--class-weight", self.of("class"))
-        self.wrong(["--hard-share", "--topk-logprobs", "--distill-temperature"], self.topk_log, "--hard-share", "0.5",
+        self.wrong(["--filter", "--topk-logprobs", "--distill-temperature"], self.topk_log, "--filter", "0.125",
                    "--distill-temperature", "2")
         self.wrong(["--hard-share", "teacher"], self.hard, "--hard-share", "0.5")
         self.wrong(["--distill-temperature", "teacher"], self.hard, "--distill-temperature", "2")

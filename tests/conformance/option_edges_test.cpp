@@ -244,6 +244,31 @@ TEST_P(OptionEdges, TopKOfOneAndOfAllAndRefusedIds) {
       }
 }
 
+// Two softmaxes and a top-k teacher: one class and all of them, classes of no probability (log -inf), rows of no mass,
+// a student that masks a class of the teacher's (the loss is +inf), a log-probability far below fp32's.
+TEST_P(OptionEdges, TopKOfATeacherAtAnotherTemperature) {
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  for (const Kind kind : kKinds)
+    for (const std::int64_t k : {std::int64_t{1}, std::int64_t{300}})
+      for (const Rest rest : {Rest::dropped, Rest::renormalised, Rest::spread})
+        for (const double share : {0.0, 0.5}) {
+          const Judge judge{"", Targets::topk, rest, true, false, Divergence::forward_kl, 2.0, share};
+          Sample s = plain(kind, kBias, judge);
+          s.p.topk = k;
+          s.ids.clear();
+          s.probs = Tensor(DType::f32, 6, k);
+          for (std::int64_t i = 0; i < 6; ++i)
+            for (std::int64_t c = 0; c < k; ++c) {
+              s.ids.push_back((i * 13 + c * 7 + 5) % 300);
+              const double p = 0.9 / static_cast<double>(k) * (1.0 + 0.05 * static_cast<double>(c % 2));
+              s.probs.set(i, c, i == 1 || (i == 2 && c % 3 == 1) ? -inf : i == 3 && c == 2 ? -200.0 : std::log(p));
+            }
+          expect_same(s, 2e-5);
+          s.bias.set(static_cast<std::int64_t>(s.ids[0]), 0, -inf);
+          expect_same(s, 2e-5);
+        }
+}
+
 TEST_P(OptionEdges, TeacherThatMasksAClass) {
   for (const Judge& judge : kJudges) {
     if (judge.targets != Targets::teacher) continue;

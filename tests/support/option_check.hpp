@@ -292,8 +292,7 @@ inline bool makes_sense(Kind kind, const Judge& judge, unsigned options) {
   const bool restricts = (options & (kKeep | kFloor)) != 0;
   if (kind == Kind::logits && judge.targets == Targets::teacher) return false;
   if (restricts && judge.targets != Targets::hard) return false;
-  if (judge.topk_log && ((options & (kSmoothing | kClassWeight)) != 0 || (judge.share > 0 && judge.tau != 1.0)))
-    return false;
+  if (judge.topk_log && (options & (kSmoothing | kClassWeight)) != 0) return false;
   if (judge.targets == Targets::teacher && (options & kUpEntropy) != 0) return false;
   return allowed(judge, options);
 }

@@ -112,6 +112,8 @@ inline const Judge kJudges[] = {
     {"topk spread", Targets::topk, Rest::spread},
     {"topk teacher", Targets::topk, Rest::spread, true},
     {"topk teacher tau", Targets::topk, Rest::renormalised, true, false, Divergence::forward_kl, 2.0, 0.3, true},
+    {"topk teacher low tau", Targets::topk, Rest::dropped, true, false, Divergence::forward_kl, 0.7},
+    {"topk teacher half", Targets::topk, Rest::spread, true, false, Divergence::forward_kl, 3.0, 0.5},
     {"forward", Targets::teacher},
     {"reverse", Targets::teacher, Rest::dropped, false, false, Divergence::reverse_kl},
     {"jsd", Targets::teacher, Rest::dropped, false, false, Divergence::jsd},
