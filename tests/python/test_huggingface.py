@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
+import pathlib
 import pickle
+import socket
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -78,9 +83,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], float, float | None]] = {
 def _quiet() -> Iterator[None]:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # models this small only wait for other threads
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="logitless")
         yield
+    torch.set_num_threads(threads)
 
 
 def make(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
@@ -232,6 +240,23 @@ def test_sixteen_bit_models(family: str, dtype: torch.dtype) -> None:
     ids, labels = batch()
     # The original rounds its logits to 16 bits and Logitless does not: gradients agree to the dtype's rounding.
     assert_same(model, original, lambda m: m(ids, labels=labels).loss, eps=torch.finfo(dtype).eps / 8)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "granite"])
+def test_bf16_loss_is_nearer_to_a_float32_head_than_the_originals(family: str) -> None:
+    model = make(family, torch.bfloat16).eval()
+    ids, _ = batch(8, 32)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(16.0)  # logits of a size at which bfloat16 is coarse
+        hidden = model.base_model(ids).last_hidden_state.float()
+        logits = hidden @ model.lm_head.weight.float().T / getattr(model.config, "logits_scaling", 1.0)
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        exact = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
+        original = model(ids, labels=ids).loss.item()
+        loss = logitless.patch(model)(ids, labels=ids).loss.item()
+    assert loss == pytest.approx(exact, rel=1e-6)
+    assert abs(original - exact) > 2 * abs(loss - exact)
 
 
 def test_autocast_and_an_fp32_head_over_bf16_hidden_states() -> None:
@@ -465,6 +490,54 @@ def test_activation_checkpointing() -> None:
     logitless.patch(model)
     ids, labels = batch()
     assert_same(model, original, lambda m: m(ids, labels=labels).loss)
+
+
+FSDP2 = """
+import os, sys, copy, torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.distributed.fsdp import fully_shard
+import logitless, test_huggingface as tests
+
+def main(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    ids, labels = tests.batch(4, 9)
+    mine = slice(2 * rank, 2 * rank + 2)
+    for family in ("llama", "qwen3"):  # a head of its own and a tied one
+        model = tests.make(family).eval()
+        dense = copy.deepcopy(model)
+        logitless.patch(model)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        before = tests.calls()
+        model(ids[mine], labels=labels[mine], num_items_in_batch=torch.tensor(10)).loss.backward()
+        assert tests.calls() == before + 1
+        (dense(ids, labels=labels, num_items_in_batch=10).loss / 2).backward()
+        for one, other in zip(model.parameters(), dense.parameters()):
+            torch.testing.assert_close(one.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-6)
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(main, (sys.argv[1],), nprocs=2)
+    print("equal")
+"""
+
+
+def test_fully_shard_on_two_ranks(tmp_path: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = tmp_path / "fsdp2.py"
+    script.write_text(FSDP2)
+    here = str(pathlib.Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, script, port], capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
+    assert done.stdout.strip().endswith("equal"), done.stderr[-3000:]
 
 
 def test_accelerates_autocast_comes_and_goes() -> None:

@@ -6,7 +6,10 @@ asserts by logitless.op_calls() that Logitless ran.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,6 +71,23 @@ def test_argument_order_is_the_packages() -> None:
     assert names(cce.linear_cross_entropy) == ["e", "c", "targets", "bias", *options, "vocab_parallel_options"]
     assert names(cce.LinearCrossEntropy) == options
     assert names(cce.LinearCrossEntropy().forward) == ["e", "c", "targets", "bias"]
+
+
+def test_names_in_adopt_md_exist_refusing_typos() -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs" / "adopt.md"
+    if not page.exists():
+        pytest.skip("the installed package is tested without its repository")
+    text = page.read_text()
+    named = set(re.findall(r"(?<![./\w])logitless\.(\w+)", text)) - {"integrations"}
+    assert len(named) > 6 and all(hasattr(logitless, name) for name in named), named
+    imports = re.findall(r"from (logitless\.integrations[.\w]*) import ([\w, ]+)", text)
+    assert len(imports) > 4
+    for module, names_of in imports:
+        for name in names_of.split(","):
+            if module == "logitless.integrations":
+                importlib.util.find_spec(f"{module}.{name.strip()}")
+            else:
+                assert hasattr(importlib.import_module(module), name.strip()), (module, name)
 
 
 # verl
