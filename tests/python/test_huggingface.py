@@ -493,36 +493,32 @@ def test_activation_checkpointing() -> None:
 
 
 FSDP2 = """
-import os, sys, copy, torch, torch.distributed as dist, torch.multiprocessing as mp
+import os, sys, copy, torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import logitless, test_huggingface as tests
 
-def main(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
-    ids, labels = tests.batch(4, 9)
-    mine = slice(2 * rank, 2 * rank + 2)
-    for family in ("llama", "qwen3"):  # a head of its own and a tied one
-        model = tests.make(family).eval()
-        dense = copy.deepcopy(model)
-        logitless.patch(model)
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        before = tests.calls()
-        model(ids[mine], labels=labels[mine], num_items_in_batch=torch.tensor(10)).loss.backward()
-        assert tests.calls() == before + 1
-        (dense(ids, labels=labels, num_items_in_batch=10).loss / 2).backward()
-        for one, other in zip(model.parameters(), dense.parameters()):
-            torch.testing.assert_close(one.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-6)
-    dist.barrier()
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    mp.spawn(main, (sys.argv[1],), nprocs=2)
-    print("equal")
+rank, port = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+ids, labels = tests.batch(4, 9)
+mine = slice(2 * rank, 2 * rank + 2)
+for family in ("llama", "qwen3"):  # a head of its own and a tied one
+    model = tests.make(family).eval()
+    dense = copy.deepcopy(model)
+    logitless.patch(model)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    before = tests.calls()
+    model(ids[mine], labels=labels[mine], num_items_in_batch=torch.tensor(10)).loss.backward()
+    assert tests.calls() == before + 1
+    (dense(ids, labels=labels, num_items_in_batch=10).loss / 2).backward()
+    for one, other in zip(model.parameters(), dense.parameters()):
+        torch.testing.assert_close(one.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-6)
+dist.barrier()
+dist.destroy_process_group()
+print("equal")
 """
 
 
@@ -534,10 +530,23 @@ def test_fully_shard_on_two_ranks(tmp_path: Any) -> None:
     script.write_text(FSDP2)
     here = str(pathlib.Path(__file__).parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, script, port], capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
-    assert done.stdout.strip().endswith("equal"), done.stderr[-3000:]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for each in ranks:
+            output, errors = each.communicate(timeout=300)
+            assert output.strip().endswith("equal") and each.returncode == 0, errors[-3000:]
+    finally:
+        for each in ranks:
+            each.kill()
 
 
 def test_accelerates_autocast_comes_and_goes() -> None:
