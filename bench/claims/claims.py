@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Claims about losses at a language model's head, settled by a run each: claims.py NAME, or all. numpy alone.
 
-Prints what is said, then what was measured; docs/claims.md quotes it. Seeds are fixed; less than a minute each."""
+Prints what is said, then what was measured; docs/claims.md quotes it. Seeds are fixed; a minute each, `skipping` a few."""
 import json
 import os
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -210,7 +211,7 @@ def real_head(rows):
 
     x = (tensor("hidden", np.uint16).astype(np.uint32) << 16).view(np.float32)
     w = tensor("weight_q8", np.int8).astype(np.float32) * np.repeat(tensor("weight_scale", np.float16).astype(np.float32), 32, 1)
-    pick = np.linspace(0, len(x) - 1, rows).astype(int)
+    pick = np.arange(len(x)) if rows is None else np.linspace(0, len(x) - 1, rows).astype(int)
     return x[pick], bf16(w), tensor("targets", np.int32)[pick]
 
 
@@ -258,18 +259,80 @@ def claim_filter():
     e8 = error(mean)
     print(f"measured: unbiased, one seed   relative error of dW {e1[0]:.4f}, dX {e1[1]:.4f}; {100 * (keep[0] != 0).mean():.2f} % kept")
     print(f"measured: unbiased, mean of 8  relative error of dW {e8[0]:.4f}, dX {e8[1]:.4f}")
-    order = np.argsort(-p.mean(0))
-    for name, q in (("natural order", keep[0]), ("sorted by mean probability", keep[0][:, order])):
-        tiles = q[:, : q.shape[1] // 32 * 32].reshape(q.shape[0] // 32, 32, -1, 32)
-        empty = (tiles == 0).all((1, 3)).mean()
-        print(f"measured: tiles of 32 x 32 that are all zero, {name}: {100 * empty:.0f} %")
+
+
+def claim_skipping():
+    print("said: a filter makes the backward sparse, once classes are sorted")
+    head = real_head(None)
+    if head is None:
+        print("needs ../shared/data")
+        return 1
+    x, w, y = head[0][:1024], head[1], head[2][:1024]  # tokens in a row
+    p = softmax(x @ w.T)
+    order = np.argsort(-p.mean(0), kind="stable")  # what ll_class_order gives
+    rng = np.random.default_rng(7)
+    print(f"data: R {p.shape[0]}, V {p.shape[1]}; shares of D that are all zero, in natural order / sorted by mean probability")
+    for power in (17, 14, 12, 10):
+        eps = np.float32(2.0**-power)
+        left = np.empty(p.shape, bool)
+        for i in range(0, len(p), 256):
+            part = p[i : i + 256]
+            left[i : i + 256] = (part >= eps) | (rng.random(part.shape, np.float32) * eps < part)
+        left[np.arange(len(y)), y] = True
+        sorted_left = left[:, order]
+
+        def share(a, high, wide):
+            rows, columns = a.shape[0] // high * high, a.shape[1] // wide * wide
+            return 100 * (1 - a[:rows, :columns].reshape(rows // high, high, -1, wide).any((1, 3)).mean())
+
+        print(f"measured: eps 2^-{power}: {100 * left.mean():.2f} % kept; " + "; ".join(
+            f"{what} {share(left, *of):.1f} / {share(sorted_left, *of):.1f} %" for what, of in
+            (("6 rows x 1 class", (6, 1)), ("1 row x 6 classes", (1, 6)), ("16 x 32", (16, 32)), ("32 x 32", (32, 32)))))
+
+    tool = command_line()
+    if tool is None:
+        return 1
+    where = np.empty_like(order)
+    where[order] = np.arange(len(order))
+    with tempfile.TemporaryDirectory() as folder:
+        def put(name, array):
+            np.save(os.path.join(folder, name), np.ascontiguousarray(array))
+            return os.path.join(folder, name + ".npy")
+
+        hidden = put("x", x)
+        heads = {"natural": (put("w", w), put("y", y)), "sorted": (put("ws", w[order]), put("ys", where[y].astype(np.int32)))}
+        for dtype in ("f32", "bf16"):
+            runs = [("loss only", "natural", None), ("plain", "natural", 0)]
+            runs += [(f"2^-{power}, {name}", name, power) for power in (17, 14, 12, 10) for name in heads]
+            runs += [("plain, again", "natural", 0)]
+            seconds = {name: [] for name, _, _ in runs}
+            for _ in range(5):
+                for name, which, power in runs:
+                    weight, targets = heads[which]
+                    command = [tool, "loss", "--hidden", hidden, "--weight", weight, "--targets", targets, "--dtype", dtype, "--json"]
+                    if power is not None:
+                        command += ["--grad-hidden", os.path.join(folder, "dx.safetensors"), "--grad-weight", os.path.join(folder, "dw.safetensors")]
+                    if power:
+                        command += ["--filter", str(2.0**-power)]
+                    seconds[name].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["seconds"])
+            best = {name: min(values) for name, values in seconds.items()}
+            for name, value in best.items():
+                print(f"measured: {dtype}, loss, dX and dW, {name:15} {value:.3f} s, {value / best['plain']:.2f} of plain (best of 5)")
+    return 0
+
+
+def command_line():
+    for tool in (os.environ.get("LOGITLESS", ""), os.path.join(ROOT, "build/release/bin/logitless")):
+        if tool and os.path.exists(tool):
+            return tool
+    print("needs a command line tool with benchmarks: set LOGITLESS=path, or build the release preset")
+    return None
 
 
 def claim_passes():
     print("said: one fused pass saves what three kernels move")
-    tool = next((t for t in (os.environ.get("LOGITLESS", ""), os.path.join(ROOT, "build/release/bin/logitless")) if t and os.path.exists(t)), None)
+    tool = command_line()
     if tool is None:
-        print("needs a command line tool with benchmarks: set LOGITLESS=path, or build the release preset")
         return 1
     out = subprocess.run([tool, "bench", "--suite", "logits", "--rows", "1024", "--vocab", "32768", "--dtype", "f32",
                                      "--seconds", "10", "--json"], capture_output=True, text=True)
