@@ -6,8 +6,8 @@ A marked block of a Markdown file
     ```cpp
     ...
     ```
-must equal the lines between `// region: first` and `// endregion: first` of that file, indentation of the whole region
-aside. In README.md every block of C or C++ has to be marked."""
+must equal the lines between `// region: first` and `// endregion: first` of that file (`# region: first` in Python),
+indentation of the whole region aside. In README.md every block of C, C++ or Python has to be marked."""
 import pathlib
 import re
 import sys
@@ -20,7 +20,7 @@ MARK = re.compile(r"<!-- region: (\S+) (\S+) -->\n$")
 def region(path, name):
     """Lines of a region, or None."""
     text = path.read_text(encoding="utf-8")
-    match = re.search(rf"^[ \t]*(?://|/\*) region: {re.escape(name)}\b.*?\n(.*?)^[ \t]*(?://|/\*) endregion: {re.escape(name)}\b",
+    match = re.search(rf"^[ \t]*(?://|/\*|#) region: {re.escape(name)}\b.*?\n(.*?)^[ \t]*(?://|/\*|#) endregion: {re.escape(name)}\b",
                       text, flags=re.S | re.M)
     return textwrap.dedent(match.group(1)) if match else None
 
@@ -37,7 +37,7 @@ for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         where = f"{page.relative_to(root)}:{line}"
         mark = MARK.search(text, 0, block.start())
         if not mark:
-            if page.name == "README.md" and language in ("c", "cpp", "c++"):
+            if page.name == "README.md" and language in ("c", "cpp", "c++", "python"):
                 problems.append(f"{where}: a block of {language} without a region of a test")
             continue
         source, name = mark.groups()

@@ -241,12 +241,78 @@ def step_device(tally, _options):
         record(tally, "device: nvcc compiles the contract", good, text)
 
 
+def python_environment(tally):
+    """build/python/venv with what the Python tests need; made anew when the list of requirements changes."""
+    folder, wanted = BUILD / "python" / "venv", ROOT / "tests" / "python" / "requirements.txt"
+    stamp = folder / "complete"
+    state = f"{sys.version}\n{wanted.read_text()}"
+    if not stamp.exists() or stamp.read_text() != state:
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [folder / "bin" / "pip", "install", "-q"]
+        good, text = execute("python-environment", [sys.executable, "-m", "venv", folder], [*pip, "torch==2.13.0"],
+                             [*pip, "-r", wanted])
+        if not record(tally, "python: torch and the other requirements can be installed", good, text):
+            return None
+        stamp.write_text(state)
+    return folder / "bin"
+
+
+def step_python(tally, _options):
+    """The wheel as a user gets it, its suite, ruff and mypy."""
+    bin_folder = python_environment(tally)
+    if bin_folder is None:
+        return
+    good, text = execute("python-wheel", [ROOT / "tools" / "wheel", "--define", "LOGITLESS_WERROR=ON", "--define",
+                                          "CMAKE_CXX_COMPILER=g++-12"])
+    if not record(tally, "python: the wheel builds, is repaired and works alone", good, text):
+        return
+    good, text = execute("python-install", [bin_folder / "pip", "install", "-q", "--force-reinstall", "--no-deps",
+                                            text.split()[-1]])
+    if not record(tally, "python: the wheel installs", good, text):
+        return
+    for name, command in (("ruff check", ["ruff", "check"]), ("ruff format", ["ruff", "format", "--check"])):
+        folders = ["python", "tests/python", "examples/python"]
+        good, text = execute(f"python-{command[1]}", [bin_folder / command[0], *command[1:], *folders])
+        record(tally, f"python: {name}", good, text)
+    good, text = execute("python-mypy", [bin_folder / "mypy"])
+    record(tally, "python: mypy", good, text)
+    report = LOGS / "python-tests.xml"
+    report.unlink(missing_ok=True)
+    # PATH: the tests find the `logitless` that the wheel brought. -P: the installed package, not the source tree's.
+    good, text = execute("python-tests", [bin_folder / "python", "-P", "-m", "pytest", "tests/python",
+                                          f"--junitxml={report}", "-p", "no:cacheprovider"],
+                         env=environment(extra={"PATH": f"{bin_folder}:{os.environ['PATH']}"}))
+    count_pytest(tally, report, good, text)
+
+
+def count_pytest(tally, report, good, text):
+    """Counts a JUnit file of pytest, whose skips are failures unless hardware is missing."""
+    if not report.exists():
+        record(tally, "python: pytest", False, text)
+        return
+    failures = 0
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        name = f"python: {case.get('classname')}.{case.get('name')}"
+        fault = next((child for child in case if child.tag in ("failure", "error")), None)
+        skip = case.find("skipped")
+        if fault is None and skip is None:
+            tally.passed += 1
+        elif fault is None and LACKS_HARDWARE.search(skip.get("message") or ""):
+            tally.skipped.append((name, skip.get("message")))
+        else:
+            failures += 1
+            tally.failed.append((name, tail(fault.text or "" if fault is not None else f"skipped: {skip.get('message')}")))
+    if not good and not failures:
+        record(tally, "python: pytest", False, text)
+
+
 # name: (function, part of --quick, what it is)
 STEPS = {
     "format": (step_format, True, "clang-format 19 over all C and C++ files"),
     "device": (step_device, True, "the contract compiles for a GPU: clang 19, and nvcc where there is one"),
     "release": (step_release, True, "gcc 12, optimised, warnings are errors: all suites"),
     "fuzz": (step_fuzz, True, "libFuzzer on the file readers, clang 19, ASan + UBSan"),
+    "python": (step_python, False, "the wheel in a fresh environment, PyTorch and Hugging Face suites, ruff, mypy"),
     "clang": (step_clang, False, "clang 19, optimised, warnings are errors: what is shipped compiles"),
     "tidy": (step_tidy, False, "clang-tidy 19 over src, include and cli"),
     "asan": (step_asan, False, "address and undefined-behaviour sanitizers: all suites, reduced conformance"),
