@@ -408,6 +408,11 @@ def test_the_probe_leaves_no_trace() -> None:
     model = make("phi")
     model.model.layers[1].eval()
     modes = [module.training for module in model.modules()]
+
+    def draw(*_: Any) -> None:
+        torch.rand(3)
+
+    model.model.register_forward_hook(draw)
     state = torch.get_rng_state()
     parameters = [p.clone() for p in model.parameters()]
     logitless.patch(model)
@@ -602,6 +607,13 @@ class InventedScale(transformers.LlamaForCausalLM):
         return output
 
 
+class InventedSmallScale(InventedScale):
+    """Less than what bfloat16 may do to one logit; over all of them it shows."""
+
+    def head(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits * 1.03
+
+
 class InventedCap(InventedScale):
     """A softcap far above this model's logits: at its own size no logit shows it."""
 
@@ -652,6 +664,14 @@ def test_an_unknown_transform_is_refused_with_its_ratio(cls: Any, text: str) -> 
     with pytest.raises(UnsupportedModel, match=text):
         logitless.patch(model)
     assert "forward" not in model.__dict__ and not model.lm_head._forward_pre_hooks  # nothing is left behind
+
+
+def test_a_small_scale_shows_in_sixteen_bits_too() -> None:
+    torch.manual_seed(3)
+    model = InventedSmallScale(transformers.LlamaConfig(**COMMON)).bfloat16()
+    with pytest.raises(UnsupportedModel, match=r"logit_scale 1: ratio 1\.0(29|30|31)"):
+        logitless.patch(model)
+    assert logitless.patch(model, logit_scale=1.03)._logitless.transform == (1.03, None)
 
 
 def test_a_loss_whose_labels_are_not_shifted_is_refused() -> None:
