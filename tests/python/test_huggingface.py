@@ -24,6 +24,7 @@ import logitless
 import pytest
 import torch
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are made here; nothing is fetched
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 from logitless.integrations.huggingface import NO_LOGITS, LogitsNotComputed, UnsupportedModel  # noqa: E402
 

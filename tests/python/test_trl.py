@@ -6,6 +6,7 @@ Both sides run TRL's code; only the kernel differs. logitless.op_calls() says wh
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import logitless
 import pytest
 import torch
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are made here; nothing is fetched
 trl = pytest.importorskip("trl", exc_type=ImportError)
 transformers = pytest.importorskip("transformers")
 import trl.kernels.chunked_logprob as kernel  # noqa: E402
@@ -239,7 +241,7 @@ def history(trainer: Any) -> list[dict[str, float]]:
 def compare(build: Any, at_least: int) -> None:
     """Trains with TRL's kernel and with Logitless' from the same start; logs and weights must agree."""
     model = make()
-    other = copy.deepcopy(model)
+    other, start = copy.deepcopy(model), copy.deepcopy(model)
     before = calls()
     expected = build(other)
     expected.train()
@@ -253,6 +255,8 @@ def compare(build: Any, at_least: int) -> None:
         assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
     for (name, one), (_, two) in zip(model.named_parameters(), other.named_parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6, msg=name)
+    # What is compared is a training: the head moved by more than the tolerance.
+    assert float((model.lm_head.weight - start.lm_head.weight).abs().max()) > 1e-4
 
 
 def test_sft_trainer(tmp_path: Any) -> None:
@@ -304,6 +308,48 @@ def test_grpo_trainer(tmp_path: Any) -> None:
             **SETTINGS,
         )
         return trl.GRPOTrainer(
+            model=model,
+            reward_funcs=reward,
+            args=config,
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=tokenizer(),
+        )
+
+    compare(build, 4)
+
+
+def test_kto_trainer(tmp_path: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [
+        {"prompt": words(5, 6 + i), "completion": " " + words(*range(10 + i, 15 + 2 * i)), "label": i % 2 == 0}
+        for i in range(8)
+    ]
+
+    def build(model: Any) -> Any:
+        config = trl.KTOConfig(output_dir=str(tmp_path), max_length=32, **SETTINGS)
+        return trl.KTOTrainer(
+            model=model,
+            ref_model=make(initializer_range=0.05),
+            args=config,
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=tokenizer(),
+        )
+
+    compare(build, 8)
+
+
+def test_rloo_trainer(tmp_path: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": words(5, 6 + i, 7)} for i in range(8)]
+
+    def reward(completions: list[str], **more: Any) -> list[float]:
+        return [float(len(set(text)) % 7) for text in completions]
+
+    def build(model: Any) -> Any:
+        config = trl.RLOOConfig(
+            output_dir=str(tmp_path), num_generations=2, max_completion_length=6, beta=0.0, seed=3, **SETTINGS
+        )
+        return trl.RLOOTrainer(
             model=model,
             reward_funcs=reward,
             args=config,
