@@ -727,6 +727,12 @@ def test_heads_that_are_not_a_plain_matrix_are_refused() -> None:
     model.lm_head.weight.data.zero_()
     with pytest.raises(UnsupportedModel, match="all 0"):
         logitless.patch(model)
+    model = make("llama")
+    model.lm_head.weight.ds_id = 0  # DeepSpeed's mark on a partitioned weight
+    with pytest.raises(UnsupportedModel, match="ZeRO-3"):
+        logitless.patch(model)
+    with pytest.raises(ValueError, match="on_empty: 'never'"):
+        logitless.patch(make("llama"), on_empty="never")
 
 
 def test_lora_beside_the_head_works_and_on_the_head_is_refused() -> None:

@@ -111,6 +111,13 @@ def test_outputs_that_nobody_asked_for_are_none() -> None:
     ]
 
 
+def test_a_partitioned_head_is_refused() -> None:
+    weight = torch.nn.Parameter(torch.randn(20, 8))
+    weight.ds_id = 0  # DeepSpeed's mark
+    with pytest.raises(NotImplementedError, match="ZeRO-3"):
+        logitless_trl._Head.apply(torch.randn(4, 8), weight, None, torch.tensor([0, 1, 2, 3]), 1.0, 64)
+
+
 def test_ties_are_the_first_argmax_as_in_trl() -> None:
     hidden, weight = torch.ones(2, 4), torch.ones(9, 4)
     arguments = (hidden, weight, None, torch.tensor([0, 3]), 1.0, 64, None, 1.0, OUTPUTS)
