@@ -33,7 +33,7 @@ OPTIONS = {
         "z_loss": 1e-2,
         "row_weight": lambda p: torch.rand(p.y.shape),
     },
-    "budget": {"memory_budget": "256KiB"},
+    "budget": {"memory_budget": "320KiB"},
 }
 HEAD = ("softcap", "logit_scale", "temperature", "keep_mask", "logit_floor")
 

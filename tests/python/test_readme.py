@@ -8,7 +8,12 @@ import logitless
 
 def test_readme():
     config = transformers.LlamaConfig(
-        vocab_size=211, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2
+        vocab_size=211,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
     )
     model = transformers.LlamaForCausalLM(config)
     lm_head = model.lm_head

@@ -115,9 +115,9 @@ class _OnceInEager(torch.autograd.Function):
 def _once(function: type[_Once], eager: bool, *arguments: Any) -> Any:
     """function.apply in the form that fits; the compiler, which refuses second derivatives by itself, gets the bare
     computation, since it hands a context to a forward of variable length."""
-    if eager:
-        return _OnceInEager.apply(function, *arguments)
-    return function.forward(*arguments) if torch.compiler.is_compiling() else function.apply(*arguments)
+    if torch.compiler.is_compiling() or (eager and not torch.is_grad_enabled()):  # without create_graph
+        return function.forward(*arguments)
+    return _OnceInEager.apply(function, *arguments) if eager else function.apply(*arguments)
 
 
 class _Backward(_Once):
@@ -151,7 +151,7 @@ class _GiveAway(_Once):
         if upstream.item() != 1.0:
             for buffer in buffers:
                 buffer.mul_(upstream.to(torch.float64 if buffer.dtype == torch.float64 else torch.float32))
-        return tuple([buffer.to(dtype) for buffer, dtype in zip(buffers, dtypes, strict=True)])
+        return tuple([b if b.dtype == dtype else b.to(dtype) for b, dtype in zip(buffers, dtypes, strict=True)])
 
 
 class _Scale(_Once):
@@ -179,14 +179,15 @@ class Head(torch.autograd.Function):
         ctx.text, ctx.names = text, names.split()
         ctx.results = [name.split(":")[0] for name in results.split()]
         ctx.set_materialize_grads(False)
+        # Users' outputs, then stats, then gradients.
+        shown = ctx.results.index("stats")
         ctx.mark_non_differentiable(
             *[value for name, value in zip(ctx.results, output, strict=True) if name not in UPSTREAM]
         )
-        found = dict(zip(ctx.results, output, strict=True))
-        gradients = [value for name, value in zip(ctx.results, output, strict=True) if name.startswith("grad_")]
+        gradients = list(output[shown + 1 :])
         ctx.buffers = None
         ctx.saved_gradients = 0
-        saved = [*tensors, found["stats"]]
+        saved = [*tensors, output[shown]]
         if ctx.early and ctx.eager:
             ctx.buffers = gradients
         elif ctx.early:
@@ -209,7 +210,7 @@ class Head(torch.autograd.Function):
         results: Any
         if not upstream or not wanted:
             return (None,) * (count + 4)
-        early_names = [name for name in ctx.results if name.startswith("grad_")]
+        early_names = ctx.results[ctx.results.index("stats") + 1 :]
         usable = list(upstream) == ["loss"] and early_names == [GRADIENT_OF[name] for name in wanted]
         dtypes = [given[name].dtype for name in wanted]
         if usable and ctx.buffers is not None:
@@ -280,14 +281,10 @@ def apply(
     tensors = list(inputs.values())
     if not torch.compiler.is_compiling():
         refuse_transforms(tensors)
-    wanted = (
-        [name for name in names if name in GRADIENT_OF and inputs[name].requires_grad]
-        if torch.is_grad_enabled()
-        else []
-    )
-    for name, tensor in inputs.items():
-        if tensor.requires_grad and name not in GRADIENT_OF and torch.is_grad_enabled():
-            raise ValueError(f"logitless: there is no gradient with respect to {name}; detach it, or use stop-gradient")
+    wanted = [name for name in names if inputs[name].requires_grad] if torch.is_grad_enabled() else []
+    for name in wanted:
+        if name not in GRADIENT_OF:
+            raise ValueError(f"logitless: there is no gradient with respect to {name}; detach it")
     if kind == _abi.LOGITS and "bias" in wanted:
         raise ValueError("logitless: there is no gradient with respect to the bias of given logits; add it to them")
     if not wanted:

@@ -540,7 +540,8 @@ def _cross_entropy(
     first = "hidden" if kind == _abi.LINEAR else "logits"
     leading = inputs[first].shape[:-1]
     device = inputs[first].device
-    inputs[first] = inputs[first].reshape(-1, inputs[first].shape[-1])
+    if len(leading) != 1:
+        inputs[first] = inputs[first].reshape(-1, inputs[first].shape[-1])
     extra = list(more)
     classes = True
     if target is not None:
@@ -567,7 +568,8 @@ def _cross_entropy(
             extra.append(("targets", _abi.TARGETS["soft"]))
             classes = False
         else:
-            inputs["targets"] = _integers("target", target, leading).reshape(-1)
+            target = _integers("target", target, leading)
+            inputs["targets"] = target if len(leading) == 1 else target.reshape(-1)
     else:
         classes = False
     if weight is not None:
@@ -591,7 +593,7 @@ def _cross_entropy(
     fields: list[str] = []
     if return_outputs is not False:
         fields = list(_FIELDS) if return_outputs is True else list(return_outputs)
-        if unknown := set(fields) - _FIELDS.keys() - {"loss"}:
+        if unknown := set(fields) - set(_FIELDS) - {"loss"}:
             raise ValueError(f"return_outputs: {sorted(unknown)}; must be of {list(_FIELDS)}")
         if not classes and not any(name == "hard_share" for name, _ in extra):
             fields = [name for name in fields if name not in _OF_A_CLASS]
