@@ -258,7 +258,7 @@ void add_filter_options(CLI::App& app, Options& options) { add_table(app, option
 void refuse_filter_options(CLI::App& app, const std::string& why) {
   for (OptionRow const& row : filter_options_table()) {
     add_flag(app, row.flag, row.type, row.help, [why](const std::string& flag, const std::string& value) {
-      throw UsageError(flag + ": " + files::quote(value) + "; " + why);
+      throw UsageError(std::string(flag).append(": ").append(files::quote(value)).append("; ").append(why));
     })->group("");  // known, but not in the help
   }
 }

@@ -10,6 +10,7 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "arrays.hpp"
@@ -498,6 +499,7 @@ class Comparison {
 
   // How far below the row's largest logit the class that was found is: its own error, or that of a tie.
   void compare_argmax() {
+    if (!bounds_) throw std::logic_error("the argmax is compared after the rows, whose bounds it takes");
     Tally argmax, correct;
     for (std::int64_t s = 0; s < s_; ++s) {
       std::int64_t const i = rows_[static_cast<std::size_t>(s)];
