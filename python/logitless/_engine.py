@@ -196,6 +196,8 @@ class Plan:
             return Output((), _abi.F64 if self.double else _abi.F32)
         if name == "stats":
             return Output((rows, _library.library().ll_plan_statistics(self._handle)), _abi.F32)
+        if name == "saved":
+            return Output((problem.saved_bytes,), _abi.U8)
         if name in _abi.SCALARS:
             return Output((), _abi.F64 if name.startswith("filter") else _abi.I64)
         dtype = {"row_argmax": _abi.I64, "row_correct": _abi.U8}.get(name, _abi.F32)

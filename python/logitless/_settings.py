@@ -19,7 +19,7 @@ def number_of(keyword: str, value: str, names: dict[str, int]) -> int:
     return names[value]
 
 
-def bytes_of(memory_budget: int | str | None) -> int:
+def bytes_of(memory_budget: int | str | None, keyword: str = "memory_budget") -> int:
     """Bytes of a budget such as 1 << 29, '512MiB' or '1.5 GiB'; None is 0, no limit."""
     if memory_budget is None:
         return 0
@@ -30,11 +30,11 @@ def bytes_of(memory_budget: int | str | None) -> int:
         try:
             size = int(float(digits) * _UNITS[unit])
         except (KeyError, ValueError):
-            raise ValueError(f"memory_budget: {memory_budget!r}; must be bytes, or a text such as '512MiB'") from None
+            raise ValueError(f"{keyword}: {memory_budget!r}; must be bytes, or a text such as '512MiB'") from None
     else:
         size = int(memory_budget)
     if size <= 0:
-        raise ValueError(f"memory_budget: {memory_budget!r}; must be above 0, or None for no limit")
+        raise ValueError(f"{keyword}: {memory_budget!r}; must be above 0, or None for no limit")
     return size
 
 

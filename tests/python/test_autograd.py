@@ -553,3 +553,22 @@ def test_dense_oracle_agrees_with_pytorch():
             F.cross_entropy(p.x.double() @ p.w.double().T, p.y, weight=w.double(), label_smoothing=alpha),
             torch.float64,
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saved_exponentials_serve_the_backward_of_rows(dtype):
+    p = Problem(rows=64, hidden=32, vocab=1000, dtype=dtype)
+    upstream = torch.randn(64)
+    plain = logitless.linear_cross_entropy(p.x, p.w, p.y, reduction="none")
+    wanted = gradients(plain, p.leaves(), upstream)
+    for memory in ("40KiB", "1MiB"):
+        seen = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):  # noqa: B023
+            loss = logitless.linear_cross_entropy(p.x, p.w, p.y, reduction="none", saved_memory=memory)
+        assert [t.numel() for t in seen if t.dtype == torch.uint8] == [{"40KiB": 40 << 10, "1MiB": 1 << 20}[memory]]
+        assert torch.equal(loss, plain)
+        for _ in range(2):
+            for mine, other in zip(gradients(loss, p.leaves(), upstream, retain_graph=True), wanted, strict=True):
+                assert_near(mine, other, dtype)
+    with pytest.raises(ValueError, match="saved_memory: 'much'"):
+        logitless.linear_cross_entropy(p.x, p.w, p.y, reduction="none", saved_memory="much")

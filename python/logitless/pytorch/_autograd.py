@@ -80,7 +80,8 @@ def backward_call(text: str, upstream: tuple[str, ...], wanted: tuple[str, ...],
     if over:
         kept.append(f"flags={_abi.IN_PLACE}")
     gradients = " ".join([GRADIENT_OF[name] for name in wanted])
-    return f"{' '.join(kept)}|{inputs} stats {' '.join(upstream)}|{gradients}"
+    saved = "saved " if "saved" in outputs.split() else ""
+    return f"{' '.join(kept)}|{inputs} stats {saved}{' '.join(upstream)}|{gradients}"
 
 
 def with_bits(settings: str, declared: int) -> str:
@@ -179,7 +180,7 @@ class Head(torch.autograd.Function):
         ctx.text, ctx.names = text, names.split()
         ctx.results = [name.split(":")[0] for name in results.split()]
         ctx.set_materialize_grads(False)
-        # Users' outputs, then stats, then gradients.
+        # Users' outputs, perhaps saved exponentials, then stats, then gradients.
         shown = ctx.results.index("stats")
         ctx.mark_non_differentiable(
             *[value for name, value in zip(ctx.results, output, strict=True) if name not in UPSTREAM]
@@ -188,6 +189,8 @@ class Head(torch.autograd.Function):
         ctx.buffers = None
         ctx.saved_gradients = 0
         saved = [*tensors, output[shown]]
+        if ctx.results[shown - 1] == "saved":
+            saved.append(output[shown - 1])
         if ctx.early and ctx.eager:
             ctx.buffers = gradients
         elif ctx.early:
@@ -199,7 +202,7 @@ class Head(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         count = len(ctx.names)
         saved = ctx.saved_tensors
-        tensors, stats, early = saved[:count], saved[count], saved[count + 1 :]
+        tensors, stats, early = saved[:count], saved[count], saved[count + 1 :]  # early: or saved exponentials
         upstream = {
             name: grad for name, grad in zip(ctx.results, grads, strict=True) if name in UPSTREAM and grad is not None
         }
@@ -219,7 +222,10 @@ class Head(torch.autograd.Function):
         elif usable and ctx.saved_gradients:
             results = _once(_Scale, False, tuple(dtypes), upstream["loss"], *early, *[given[name] for name in wanted])
         else:
-            results = _recompute(ctx.text, ctx.results, upstream, wanted, given, stats, ctx.in_place, ctx.eager)
+            kept = early if "saved" in ctx.results else ()
+            results = _recompute(
+                ctx.text, ctx.results, upstream, wanted, given, (stats, *kept), ctx.in_place, ctx.eager
+            )
         by_name = dict(zip(wanted, results, strict=True))
         return (None, None, None, None, *[by_name.get(name) for name in ctx.names])
 
@@ -243,11 +249,12 @@ def _recompute(
     upstream: dict[str, torch.Tensor],
     wanted: tuple[str, ...],
     given: dict[str, torch.Tensor],
-    stats: torch.Tensor,
+    kept: tuple[torch.Tensor, ...],
     in_place: bool,
     eager: bool,
 ) -> Any:
-    """The backward operator for these upstream gradients; what has none counts as 0."""
+    """The backward operator for these upstream gradients; what has none counts as 0. kept: stats, exponentials."""
+    stats = kept[0]
     rows = stats.shape[0]
     double = any(tensor.dtype == torch.float64 for tensor in given.values())
     arguments = {
@@ -261,9 +268,9 @@ def _recompute(
         arguments.setdefault("grad_row_loss", stats.new_zeros(1).expand(rows))
     backward_text = backward_call(text, tuple(arguments), wanted, in_place)
     if in_place:
-        rest = [tensor for name, tensor in given.items() if name != "logits"] + [stats, *arguments.values()]
+        rest = [tensor for name, tensor in given.items() if name != "logits"] + [*kept, *arguments.values()]
         return (_once(_BackwardInPlace, eager, backward_text, [given["logits"]], *rest),)
-    return _once(_Backward, eager, backward_text, *given.values(), stats, *arguments.values())
+    return _once(_Backward, eager, backward_text, *given.values(), *kept, *arguments.values())
 
 
 def apply(
@@ -274,6 +281,7 @@ def apply(
     *,
     in_place: bool = False,
     declared: int = 0,
+    saved_bytes: int = 0,
 ) -> dict[str, torch.Tensor]:
     """Runs a call with gradients where they are wanted; the outputs by name, and `stats`. `declared`: bits of the
     problem's inputs that do not follow from the inputs' names."""
@@ -296,6 +304,8 @@ def apply(
     double = any(tensor.dtype == torch.float64 for tensor in tensors[:2])
     early = "loss" in outputs and not in_place and not double
     results = [*outputs, "stats"]
+    if saved_bytes and not early and kind == _abi.LINEAR and not double:
+        settings, results = f"{settings} saved_bytes={saved_bytes}", [*outputs, "saved", "stats"]
     if early:
         # fp16 underflows below 6e-8 before a loss scale comes: these gradients wait in fp32.
         results += [GRADIENT_OF[n] + (":f32" if inputs[n].dtype == torch.float16 else "") for n in wanted]

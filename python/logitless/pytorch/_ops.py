@@ -51,7 +51,10 @@ class _TorchPlan(_engine.Plan):
                 raise TypeError(f"{name}: {tensor.dtype}; must be a float or an integer type")
             views.append(_engine.View(DTYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()))
         super().__init__(call, views, _engine.Place(threads=torch.get_num_threads()))
-        self.empty = [(output.shape, _TORCH[output.dtype]) for output in self.outputs]
+        self.empty = [
+            (output.shape, torch.uint8 if name == "saved" else _TORCH[output.dtype])
+            for name, output in zip(call.outputs, self.outputs, strict=True)
+        ]
 
 
 def same_device(inputs: list[torch.Tensor]) -> torch.device:
@@ -123,6 +126,8 @@ def _fake(inputs: list[torch.Tensor], text: str) -> list[torch.Tensor]:
             return torch.empty((), dtype=torch.float64 if double else torch.float32, device=device)
         if name == "stats":
             return torch.empty((rows, _engine.statistics(text)), dtype=torch.float32, device=device)
+        if name == "saved":
+            return torch.empty((int(call.settings["saved_bytes"]),), dtype=torch.uint8, device=device)
         if name in _abi.SCALARS:
             return torch.empty((), dtype=torch.float64 if name.startswith("filter") else torch.int64, device=device)
         dtype = {"row_argmax": torch.int64, "row_correct": torch.bool}.get(name, torch.float32)
