@@ -764,7 +764,7 @@ def test_models_and_wrappers_that_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="before torch.compile"):
         logitless.patch(torch.compile(model))
     with pytest.raises(UnsupportedModel, match="before a data-parallel"):
-        logitless.patch(torch.nn.DataParallel(model))
+        logitless.patch(torch.nn.DataParallel(copy.deepcopy(model)))
     with pytest.raises(UnsupportedModel, match="patched already"):
         logitless.patch(logitless.patch(model))
     with pytest.raises(UnsupportedModel, match="must be a transformers model"):

@@ -193,6 +193,7 @@ class Head(torch.autograd.Function):
             saved.append(output[shown - 1])
         if ctx.early and ctx.eager:
             ctx.buffers = gradients
+            ctx.dtypes = [tensor.dtype for tensor in tensors]
         elif ctx.early:
             ctx.saved_gradients = len(gradients)
             saved += gradients
@@ -201,6 +202,16 @@ class Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         count = len(ctx.names)
+        if ctx.buffers is not None and not torch.is_grad_enabled() and grads[0] is not None:
+            # The common case, short: the loss is the first output of an early call, and nothing else has an upstream.
+            places = [place for place, need in enumerate(ctx.needs_input_grad) if need]
+            if len(places) == len(ctx.buffers) and grads.count(None) == len(grads) - 1:
+                buffers, ctx.buffers = ctx.buffers, None
+                dtypes = [ctx.dtypes[place - 4] for place in places]
+                result: list[torch.Tensor | None] = [None] * (count + 4)
+                for place, gradient in zip(places, _GiveAway.forward(buffers, dtypes, grads[0]), strict=True):
+                    result[place] = gradient
+                return tuple(result)
         saved = ctx.saved_tensors
         tensors, stats, early = saved[:count], saved[count], saved[count + 1 :]  # early: or saved exponentials
         upstream = {
