@@ -59,6 +59,22 @@ OUTPUT_BITS = {
     "row_log_sum_p2": 8,
 }
 
+# What users call an output beside the loss, and the argument of ll_arguments that it is.
+FIELDS = {
+    "row_loss": "row_loss",
+    "lse": "row_lse",
+    "logprob": "row_logprob",
+    "entropy": "row_entropy",
+    "argmax": "row_argmax",
+    "correct": "row_correct",
+    "z_loss": "row_zloss",
+    "mean_logit": "row_mean_logit",
+    "log_sum_p2": "row_log_sum_p2",
+    "kept": "kept_rows",
+    "correct_rows": "correct_rows",
+    "bad_rows": "bad_rows",
+}
+
 MAX_NDIM = 4
 
 

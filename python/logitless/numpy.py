@@ -33,20 +33,6 @@ _DTYPES = {
     "uint8": _abi.U8,
 }
 _NUMPY = {_abi.F32: np.float32, _abi.F16: np.float16, _abi.F64: np.float64, _abi.I64: np.int64, _abi.U8: np.bool_}
-_FIELDS = {
-    "row_loss": "row_loss",
-    "lse": "row_lse",
-    "logprob": "row_logprob",
-    "entropy": "row_entropy",
-    "argmax": "row_argmax",
-    "correct": "row_correct",
-    "z_loss": "row_zloss",
-    "mean_logit": "row_mean_logit",
-    "log_sum_p2": "row_log_sum_p2",
-    "kept": "kept_rows",
-    "correct_rows": "correct_rows",
-    "bad_rows": "bad_rows",
-}
 _GRADIENTS = {"input": "hidden", "weight": "weight", "bias": "bias", "logits": "logits"}
 
 
@@ -210,8 +196,8 @@ def _run(
     if normalizer is not None:
         inputs["normalizer"] = np.asarray(normalizer, np.float64).reshape(())
     fields = list(outputs)
-    if unknown := set(fields) - _FIELDS.keys():
-        raise ValueError(f"outputs: {sorted(unknown)}; must be of {list(_FIELDS)}")
+    if unknown := set(fields) - _abi.FIELDS.keys():
+        raise ValueError(f"outputs: {sorted(unknown)}; must be of {list(_abi.FIELDS)}")
     wanted = list(gradients)
     if unknown := {name for name in wanted if _GRADIENTS.get(name) not in inputs}:
         raise ValueError(
@@ -220,14 +206,14 @@ def _run(
     if wanted and grad_row_loss is not None:
         inputs["grad_row_loss"] = _row("grad_row_loss", grad_row_loss, leading)
     first = "row_loss" if reduction == "none" else "loss"
-    results = list(dict.fromkeys([first, *[_FIELDS[name] for name in fields]]))
+    results = list(dict.fromkeys([first, *[_abi.FIELDS[name] for name in fields]]))
     results += ["grad_" + _GRADIENTS[name] for name in wanted]
     call = _abi.FORWARD_BACKWARD if wanted else _abi.FORWARD
     text = call_text(kind, call, settings(reduction=reduction, more=more, **keywords), inputs, results)
     made = dict(zip(results, _execute(text, list(inputs.values()), grad_loss), strict=True))
     result = Result(loss=made[first].reshape(leading) if reduction == "none" else float(made[first]))
     for name in fields:
-        value = made[_FIELDS[name]]
+        value = made[_abi.FIELDS[name]]
         setattr(result, name, int(value) if value.ndim == 0 else value.reshape(leading))
     for name in wanted:
         value = made["grad_" + _GRADIENTS[name]]

@@ -12,21 +12,6 @@ from .. import _abi
 from .._settings import bytes_of, number_of, positive, settings
 from . import _autograd
 
-# Fields of Outputs and the results of the library that they are.
-_FIELDS = {
-    "row_loss": "row_loss",
-    "lse": "row_lse",
-    "logprob": "row_logprob",
-    "entropy": "row_entropy",
-    "argmax": "row_argmax",
-    "correct": "row_correct",
-    "z_loss": "row_zloss",
-    "mean_logit": "row_mean_logit",
-    "log_sum_p2": "row_log_sum_p2",
-    "kept": "kept_rows",
-    "correct_rows": "correct_rows",
-    "bad_rows": "bad_rows",
-}
 _COUNTS = ("kept", "correct_rows", "bad_rows")
 _OF_A_CLASS = ("logprob", "correct", "correct_rows")  # rows need a target class for these
 
@@ -599,12 +584,12 @@ def _cross_entropy(
     outputs = ["row_loss" if reduction == "none" else "loss"]
     fields: list[str] = []
     if return_outputs is not False:
-        fields = list(_FIELDS) if return_outputs is True else list(return_outputs)
-        if unknown := set(fields) - set(_FIELDS) - {"loss"}:
-            raise ValueError(f"return_outputs: {sorted(unknown)}; must be of {list(_FIELDS)}")
+        fields = list(_abi.FIELDS) if return_outputs is True else list(return_outputs)
+        if unknown := set(fields) - set(_abi.FIELDS) - {"loss"}:
+            raise ValueError(f"return_outputs: {sorted(unknown)}; must be of {list(_abi.FIELDS)}")
         if not classes and not any(name == "hard_share" for name, _ in extra):
             fields = [name for name in fields if name not in _OF_A_CLASS]
-        outputs += [_FIELDS[name] for name in fields if name != "loss" and _FIELDS[name] not in outputs]
+        outputs += [_abi.FIELDS[name] for name in fields if name != "loss" and _abi.FIELDS[name] not in outputs]
     text = settings(reduction=reduction, ignore_index=ignore_index, temperature=temperature, more=extra, **keywords)
     for name, tensor in inputs.items():
         if tensor.device != device and name != "normalizer":
@@ -629,7 +614,7 @@ def _cross_entropy(
     if return_outputs is False:
         return loss
     shaped = {
-        name: found[_FIELDS[name]].reshape(() if name in _COUNTS else leading) for name in fields if name != "loss"
+        name: found[_abi.FIELDS[name]].reshape(() if name in _COUNTS else leading) for name in fields if name != "loss"
     }
     return Outputs(loss, **shaped)
 
