@@ -43,7 +43,11 @@ def main() -> None:
         )
         return loss
 
-    parameters = {"embedding": embed.weight, "head": head.weight, "body": body.weight_hh_l0}
+    parameters: dict[str, torch.Tensor] = {
+        "embedding": embed.weight,
+        "head": head.weight,
+        "body": next(body.parameters()),
+    }
     dense, ours = before(), after()
     theirs = torch.autograd.grad(dense, list(parameters.values()))
     mine = torch.autograd.grad(ours, list(parameters.values()))

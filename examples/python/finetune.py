@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -124,8 +125,10 @@ def _high_water_mib(reset: bool = False) -> float:
 def _take_turns() -> dict[str, dict[str, Any]]:
     """Both variants, each in a process; one step of one, then one step of the other."""
     command = [sys.executable, __file__, *sys.argv[1:], "--variant"]
+    # The one that waits must not spin on the cores of the other: a step took several times as long.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     processes = [
-        subprocess.Popen([*command, variant], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, variant], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         for variant in VARIANTS
     ]
     last = ["", ""]
