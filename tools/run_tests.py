@@ -279,9 +279,10 @@ def step_python(tally, _options):
     report = LOGS / "python-tests.xml"
     report.unlink(missing_ok=True)
     # PATH: the tests find the `logitless` that the wheel brought. -P: the installed package, not the source tree's.
+    # Threads of OpenMP that spin would take the time of the processes that tests start.
     good, text = execute("python-tests", [bin_folder / "python", "-P", "-m", "pytest", "tests/python",
                                           f"--junitxml={report}", "-p", "no:cacheprovider"],
-                         env=environment(extra={"PATH": f"{bin_folder}:{os.environ['PATH']}"}))
+                         env=environment(extra={"PATH": f"{bin_folder}:{os.environ['PATH']}", "OMP_WAIT_POLICY": "passive"}))
     count_pytest(tally, report, good, text)
 
 

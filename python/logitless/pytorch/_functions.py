@@ -102,7 +102,7 @@ def linear_cross_entropy(
         options: PyTorch's argument; refused, memory_budget says what it says.
 
     Returns:
-        The loss, float32 (float64 for float64 input): a scalar, or [...] with reduction "none"; or Outputs.
+        The loss: a scalar, float32 (float64 for float64 input), or with reduction "none" float32 [...]; or Outputs.
 
     Raises:
         ValueError, TypeError: an argument, with its value and what would be right. IndexError: a target out of range.
