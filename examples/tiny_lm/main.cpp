@@ -209,6 +209,11 @@ std::string shell_word(const std::string& word) {
   return out + "'";
 }
 
+// As a command line takes it: whole MiB where they are.
+std::string size_argument(std::size_t bytes) {
+  return bytes % (std::size_t{1} << 20) == 0 ? std::to_string(bytes >> 20) + "MiB" : std::to_string(bytes);
+}
+
 // Hidden states, weight and targets of the trained head, and the commands that look at them.
 std::vector<std::string> save_head(Trainer& trainer, const Options& options, const fs::path& out) {
   std::vector<float> hidden;
@@ -228,7 +233,7 @@ std::vector<std::string> save_head(Trainer& trainer, const Options& options, con
   return {tool + " loss" + inputs, tool + " check" + inputs,
           tool + " plan --rows " + std::to_string(rows) + " --hidden " + std::to_string(sizes.hidden) + " --vocab " +
               std::to_string(sizes.vocab) + " --dtype f32" +
-              (options.budget > 0 ? " --budget " + std::to_string(options.budget) : std::string())};
+              (options.budget > 0 ? " --budget " + size_argument(options.budget) : std::string())};
 }
 
 double peak_of_process() {

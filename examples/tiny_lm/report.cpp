@@ -414,8 +414,8 @@ std::vector<std::string> ten_lines(const Findings& f, const std::filesystem::pat
              milliseconds(step_seconds(ours)).c_str(), milliseconds(ours.body).c_str(), milliseconds(ours.adam).c_str(),
              milliseconds(ours.head).c_str(), milliseconds(step_seconds(dense)).c_str(),
              milliseconds(dense.body).c_str(), milliseconds(dense.adam).c_str(), milliseconds(dense.head).c_str()),
-      format("head        Logitless %.0f GFLOP/s in products (%s, %.2f RHV) and %s outside; dense %.0f (%s) and %s: "
-             "%.2f x the time",
+      format("head        Logitless %.0f GFLOP/s in products (%s, %.2f RHV) and %s outside; dense %.0f (%s) and %s, "
+             "and takes %.2f x the time",
              f.logitless_split.gflops, f.plan.target.c_str(), f.plan.rhv,
              milliseconds(f.logitless_split.outside).c_str(), f.dense_flops / dense.products * 1e-9, name_of(f.kernel),
              milliseconds(outside_of(dense)).c_str(), f.head_speedup()),

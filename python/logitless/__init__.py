@@ -50,6 +50,9 @@ _LAZY = dict.fromkeys(
     "pytorch",
 ) | {"patch": "integrations.huggingface", "unpatch": "integrations.huggingface"}
 
+# What is imported with a face, and how it was tested.
+_EXTRAS = {"torch": "torch==2.13.0", "transformers": "'transformers>=5,<6'"}
+
 __all__ = [
     "Error",
     "LinearCrossEntropy",
@@ -76,7 +79,14 @@ def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'logitless' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{module}", __name__), name)
+    try:
+        value = getattr(importlib.import_module(f".{module}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise ModuleNotFoundError(
+            f"logitless.{name} needs {error.name}: pip install {_EXTRAS[error.name]}", name=error.name
+        ) from error
     globals()[name] = value
     return value
 

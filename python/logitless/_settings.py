@@ -30,7 +30,9 @@ def bytes_of(memory_budget: int | str | None, keyword: str = "memory_budget") ->
         try:
             size = int(float(digits) * _UNITS[unit])
         except (KeyError, ValueError):
-            raise ValueError(f"{keyword}: {memory_budget!r}; must be bytes, or a text such as '512MiB'") from None
+            raise ValueError(
+                f"{keyword}: {memory_budget!r}; must be bytes, or a text in B, KiB, MiB, GiB or TiB"
+            ) from None
     else:
         size = int(memory_budget)
     if size <= 0:

@@ -10,6 +10,7 @@ bfloat16 as ml_dtypes has it. No mathematics here.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -33,6 +34,10 @@ _DTYPES = {
     "uint8": _abi.U8,
 }
 _NUMPY = {_abi.F32: np.float32, _abi.F16: np.float16, _abi.F64: np.float64, _abi.I64: np.int64, _abi.U8: np.bool_}
+# Keywords that are settings, and those that _run itself reads.
+_KEYWORDS = set(inspect.signature(settings).parameters) - {"reduction", "temperature", "more"}
+_TAKEN = {"weight", "reduction", "temperature", "row_weight", "keep_mask", "logit_floor", "topk_probs", "rest"}
+_TAKEN |= {"normalizer", "outputs"}
 _GRADIENTS = {"input": "hidden", "weight": "weight", "bias": "bias", "logits": "logits"}
 
 
@@ -78,7 +83,8 @@ def linear_cross_entropy(
     keywords: weight, reduction, ignore_index, label_smoothing, smoothing, z_loss, softcap, logit_scale, temperature (a
     number, or [...]), row_weight, keep_mask, logit_floor, topk_probs, rest, normalizer, on_empty, memory_budget,
     filter_eps, filter_seed, outputs (names of Result's fields).
-    Raises ValueError, TypeError, IndexError as the PyTorch function does.
+    Labels of a language model: next_token_targets shifts them. Raises ValueError, TypeError, IndexError as the PyTorch
+    function does.
     """
     if np.ndim(input) < 1 or np.ndim(linear_weight) != 2 or np.shape(input)[-1] != np.shape(linear_weight)[1]:
         raise ValueError(
@@ -168,6 +174,8 @@ def _run(
     outputs: Iterable[str] = (),
     **keywords: Any,
 ) -> Result:
+    if unknown := set(keywords) - _KEYWORDS:
+        raise TypeError(f"{sorted(unknown)[0]}: no such keyword; there are {', '.join(sorted(_KEYWORDS | _TAKEN))}")
     more: list[tuple[str, Any]] = []
     if topk_probs is not None and target is not None:
         k = topk_probs.shape[-1]

@@ -130,6 +130,12 @@ def test_import_needs_neither_torch_nor_transformers():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.parametrize(("name", "module"), [("linear_cross_entropy", "torch"), ("patch", "transformers")])
+def test_a_missing_package_is_named(name, module):
+    done = run(f"import sys; sys.modules['{module}'] = None; import logitless; logitless.{name}")
+    assert f"logitless.{name} needs {module}: pip install" in done.stderr
+
+
 def test_a_missing_library_is_named():
     done = run(
         "import os; os.environ['LOGITLESS_LIBRARY'] = '/nowhere/liblogitless.so'; import logitless; logitless.info()"

@@ -390,6 +390,15 @@ def test_refusals():
             lambda: lce(p.x, p.w, torch.rand(23, 101, requires_grad=True)),
         ),
         (ValueError, "return_outputs: \\['perplexity'\\]", lambda: lce(p.x, p.w, p.y, return_outputs=("perplexity",))),
+        *[
+            (ValueError, "shift: .*; must be True", lambda k=k: lce(p.x, p.w, p.y, shift=k))
+            for k in (2, -1, 0.5, "x", None)
+        ],
+        (
+            ValueError,
+            "memory_budget: '64MB'; must be bytes, or a text in B, KiB",
+            lambda: lce(p.x, p.w, p.y, memory_budget="64MB"),
+        ),
         (ValueError, "without shift=True", lambda: lce(p.x, p.w, p.y, cu_seqlens=torch.tensor([0, 23]))),
         (ValueError, "least", lambda: lce(p.x, p.w, p.y, memory_budget=64)),
         (TypeError, "target: torch.bool", lambda: lce(p.x, p.w, p.y.bool())),

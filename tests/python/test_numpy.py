@@ -118,6 +118,11 @@ def test_refusals():
         (ValueError, "gradients: \\['logits'\\]", lambda: ln.linear_cross_entropy(x, w, y, gradients=("logits",))),
         (ValueError, "outputs: \\['x'\\]", lambda: ln.linear_cross_entropy(x, w, y, outputs=("x",))),
         (TypeError, "complex64", lambda: ln.linear_cross_entropy(x.astype(np.complex64), w, y)),
+        (
+            TypeError,
+            "lable_smoothing: no such keyword; there are .*label_smoothing",
+            lambda: ln.linear_cross_entropy(x, w, y, lable_smoothing=0.1),
+        ),
         (IndexError, "99", lambda: ln.linear_cross_entropy(x, w, np.full((3, 5), 99))),
     ):
         with pytest.raises(kind, match=text):

@@ -534,6 +534,11 @@ def _cross_entropy(
     device = inputs[first].device
     if len(leading) != 1:
         inputs[first] = inputs[first].reshape(-1, inputs[first].shape[-1])
+    if shift not in (False, True):
+        raise ValueError(
+            f"shift: {shift!r}; must be True (the target of row t is target[..., t + 1]) or False; targets that lie "
+            "further ahead are shifted by the caller, or by logitless.integrations.cce"
+        )
     extra = list(more)
     classes = True
     if target is not None:
