@@ -151,7 +151,7 @@ class _GiveAway(_Once):
     ) -> tuple[torch.Tensor, ...]:
         if upstream.item() != 1.0:
             for buffer in buffers:
-                buffer.mul_(upstream.to(torch.float64 if buffer.dtype == torch.float64 else torch.float32))
+                buffer.mul_(upstream)
         return tuple([b if b.dtype == dtype else b.to(dtype) for b, dtype in zip(buffers, dtypes, strict=True)])
 
 
@@ -187,7 +187,6 @@ class Head(torch.autograd.Function):
         )
         gradients = list(output[shown + 1 :])
         ctx.buffers = None
-        ctx.saved_gradients = 0
         saved = [*tensors, output[shown]]
         if ctx.results[shown - 1] == "saved":
             saved.append(output[shown - 1])
@@ -195,7 +194,6 @@ class Head(torch.autograd.Function):
             ctx.buffers = gradients
             ctx.dtypes = [tensor.dtype for tensor in tensors]
         elif ctx.early:
-            ctx.saved_gradients = len(gradients)
             saved += gradients
         ctx.save_for_backward(*saved)
 
@@ -230,7 +228,7 @@ class Head(torch.autograd.Function):
         if usable and ctx.buffers is not None:
             buffers, ctx.buffers = ctx.buffers, None
             results = _once(_GiveAway, True, buffers, dtypes, upstream["loss"], *[given[name] for name in wanted])
-        elif usable and ctx.saved_gradients:
+        elif usable and not ctx.eager:
             results = _once(_Scale, False, tuple(dtypes), upstream["loss"], *early, *[given[name] for name in wanted])
         else:
             kept = early if "saved" in ctx.results else ()

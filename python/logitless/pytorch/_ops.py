@@ -58,7 +58,7 @@ class _TorchPlan(_engine.Plan):
 
 
 def same_device(inputs: list[torch.Tensor]) -> torch.device:
-    """The one device of all inputs; scalars on the CPU (a normalizer) may go with any."""
+    """The one device of all inputs; RuntimeError where there are several."""
     device = inputs[0].device
     for tensor in inputs:
         if tensor.device != device:
