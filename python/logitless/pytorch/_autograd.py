@@ -9,12 +9,13 @@ The inner one exists so that differentiating twice raises instead of returning s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
 
-from .. import _abi
+from .. import _abi, _engine
 from .._settings import call_text
 from . import _ops
 
@@ -50,13 +51,18 @@ def plain_eager() -> bool:
     )
 
 
+def in_forward_mode() -> bool:
+    """Inside torch.autograd.forward_ad.dual_level()."""
+    return bool(forward_ad._current_level >= 0)
+
+
 def refuse_transforms(tensors: list[torch.Tensor]) -> None:
     """Forward mode and vmap are refused here: an operator would return zero tangents, and the compiler takes no
     autograd function with a jvp of its own."""
     level = torch._C._functorch.peek_interpreter_stack()
     if level is not None and level.key() == torch._C._functorch.TransformType.Vmap:
         raise RuntimeError(_VMAP)
-    if forward_ad._current_level >= 0 and any(
+    if in_forward_mode() and any(
         tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
     ):
         raise RuntimeError(_FORWARD_MODE)
@@ -169,15 +175,15 @@ class Head(torch.autograd.Function):
     to users. `early`: text is a forward_backward whose gradients belong to the loss."""
 
     @staticmethod
-    def forward(text: str, early: bool, eager: bool, in_place: bool, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(text: str, early: bool, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         op = _ops.forward_backward if early else _ops.forward
         return tuple(op(list(inputs), text))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        text, ctx.early, ctx.eager, ctx.in_place, *tensors = inputs
-        _, names, results = text.split("|")
-        ctx.text, ctx.names = text, names.split()
+        ctx.text, ctx.early, *tensors = inputs
+        _, names, results = ctx.text.split("|")
+        ctx.names = names.split()
         ctx.results = [name.split(":")[0] for name in results.split()]
         ctx.set_materialize_grads(False)
         # Users' outputs, perhaps saved exponentials, then stats, then gradients.
@@ -185,71 +191,135 @@ class Head(torch.autograd.Function):
         ctx.mark_non_differentiable(
             *[value for name, value in zip(ctx.results, output, strict=True) if name not in UPSTREAM]
         )
-        gradients = list(output[shown + 1 :])
-        ctx.buffers = None
         saved = [*tensors, output[shown]]
         if ctx.results[shown - 1] == "saved":
             saved.append(output[shown - 1])
-        if ctx.early and ctx.eager:
-            ctx.buffers = gradients
-            ctx.dtypes = [tensor.dtype for tensor in tensors]
-        elif ctx.early:
-            saved += gradients
+        if ctx.early:
+            saved += output[shown + 1 :]
         ctx.save_for_backward(*saved)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         count = len(ctx.names)
-        if ctx.buffers is not None and not torch.is_grad_enabled() and grads[0] is not None:
-            # The common case, short: the loss is the first output of an early call, and nothing else has an upstream.
-            places = [place for place, need in enumerate(ctx.needs_input_grad) if need]
-            if len(places) == len(ctx.buffers) and grads.count(None) == len(grads) - 1:
-                buffers, ctx.buffers = ctx.buffers, None
-                dtypes = [ctx.dtypes[place - 4] for place in places]
-                result: list[torch.Tensor | None] = [None] * (count + 4)
-                for place, gradient in zip(places, _GiveAway.forward(buffers, dtypes, grads[0]), strict=True):
-                    result[place] = gradient
-                return tuple(result)
         saved = ctx.saved_tensors
-        tensors, stats, early = saved[:count], saved[count], saved[count + 1 :]  # early: or saved exponentials
-        upstream = {
-            name: grad for name, grad in zip(ctx.results, grads, strict=True) if name in UPSTREAM and grad is not None
-        }
-        wanted = tuple(
-            [n for n, need in zip(ctx.names, ctx.needs_input_grad[4:], strict=True) if need and n in GRADIENT_OF]
-        )
+        tensors, stats, rest = saved[:count], saved[count], saved[count + 1 :]  # early gradients, or exponentials
         given = dict(zip(ctx.names, tensors, strict=True))
-        results: Any
+        upstream = _upstream(ctx.results, grads)
+        wanted = _wanted(ctx.names, ctx.needs_input_grad[2:])
         if not upstream or not wanted:
-            return (None,) * (count + 4)
+            return (None,) * (count + 2)
+        results: Any
         early_names = ctx.results[ctx.results.index("stats") + 1 :]
-        usable = list(upstream) == ["loss"] and early_names == [GRADIENT_OF[name] for name in wanted]
-        dtypes = [given[name].dtype for name in wanted]
-        if usable and ctx.buffers is not None:
-            buffers, ctx.buffers = ctx.buffers, None
-            results = _once(_GiveAway, True, buffers, dtypes, upstream["loss"], *[given[name] for name in wanted])
-        elif usable and not ctx.eager:
-            results = _once(_Scale, False, tuple(dtypes), upstream["loss"], *early, *[given[name] for name in wanted])
+        if list(upstream) == ["loss"] and early_names == [GRADIENT_OF[name] for name in wanted]:
+            dtypes = tuple([given[name].dtype for name in wanted])
+            results = _once(_Scale, False, dtypes, upstream["loss"], *rest, *[given[name] for name in wanted])
         else:
-            kept = early if "saved" in ctx.results else ()
-            results = _recompute(
-                ctx.text, ctx.results, upstream, wanted, given, (stats, *kept), ctx.in_place, ctx.eager
-            )
+            kept = rest if "saved" in ctx.results else ()
+            results = _recompute(ctx.text, ctx.results, upstream, wanted, given, (stats, *kept), False, False)
         by_name = dict(zip(wanted, results, strict=True))
-        return (None, None, None, None, *[by_name.get(name) for name in ctx.names])
+        return (None, None, *[by_name.get(name) for name in ctx.names])
+
+
+class Recipe:
+    """A call in eager mode, as far as it follows from keywords and from the inputs' names, dtypes, shapes and need of a
+    gradient. Made once for all calls that have these in common, and never changed, so that threads may share it."""
+
+    __slots__ = (
+        "call",
+        "dtypes",
+        "early",
+        "in_place",
+        "key",
+        "marked",
+        "names",
+        "needs",
+        "operator",
+        "outputs",
+        "places",
+        "results",
+        "shown",
+        "text",
+    )
+
+    def __init__(
+        self, text: str, early: bool, in_place: bool, outputs: list[str], wanted: list[str], tensors: list[torch.Tensor]
+    ) -> None:
+        _, names, results = text.split("|")
+        self.text, self.early, self.in_place = text, early, in_place
+        self.names = names.split()
+        self.results = [name.split(":")[0] for name in results.split()]
+        self.outputs, self.shown = outputs, len(outputs)  # what the caller sees; behind it perhaps saved, then stats
+        self.operator = "forward_backward" if early else "forward"
+        self.call, self.key = _engine.call_of(text), _ops.key_of(tensors)
+        self.needs = (False, *[name in wanted for name in self.names])  # ctx.needs_input_grad, where all are asked for
+        self.places = [place for place, need in enumerate(self.needs) if need]
+        self.dtypes = [tensors[place - 1].dtype for place in self.places]
+        self.marked = [at for at, name in enumerate(outputs) if name not in UPSTREAM]
+
+
+def run(recipe: Recipe, tensors: Sequence[torch.Tensor]) -> Any:
+    """The recipe's outputs on tensors like those that it was made for: one tensor, or a tuple."""
+    if recipe.places:
+        return _HeadInEager.apply(recipe, *tensors)
+    made = _ops.run(recipe.operator, tensors, recipe.call, recipe.key)
+    return made[0] if recipe.shown == 1 else tuple(made[: recipe.shown])
 
 
 class _HeadInEager(torch.autograd.Function):
-    """Head without setup_context; see _OnceInEager."""
+    """Head without setup_context (see _OnceInEager), with users' outputs alone."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        text, early, _, _, *tensors = inputs
-        output = tuple(_ops.execute("forward_backward" if early else "forward", tensors, text))
-        Head.setup_context(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, recipe: Recipe, *tensors: torch.Tensor) -> Any:
+        made = _ops.run(recipe.operator, tensors, recipe.call, recipe.key)
+        shown = recipe.shown
+        ctx.recipe = recipe
+        ctx.set_materialize_grads(False)
+        if recipe.early:
+            ctx.buffers = made[shown + 1 :]
+            ctx.save_for_backward(*tensors, made[shown])
+        else:
+            ctx.buffers = None
+            ctx.save_for_backward(*tensors, made[-1], *made[shown:-1])  # stats, perhaps saved exponentials
+        if recipe.marked:
+            ctx.mark_non_differentiable(*[made[at] for at in recipe.marked])
+        return made[0] if shown == 1 else tuple(made[:shown])
 
-    backward = Head.backward
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        recipe: Recipe = ctx.recipe
+        count = len(recipe.names)
+        # The loss is the first output of an early call. A comparison of tensors with == would cost 25 us.
+        first = grads[0] if recipe.early and all(grad is None for grad in grads[1:]) else None
+        result: list[torch.Tensor | None] = [None] * (count + 1)
+        if first is not None and ctx.buffers is not None and ctx.needs_input_grad == recipe.needs:
+            buffers, ctx.buffers = ctx.buffers, None
+            if not torch.is_grad_enabled():  # the common case, short: without create_graph
+                made = _GiveAway.forward(buffers, recipe.dtypes, first)
+            else:
+                primals = [ctx.saved_tensors[place - 1] for place in recipe.places]
+                made = _once(_GiveAway, True, buffers, recipe.dtypes, first, *primals)
+            for place, gradient in zip(recipe.places, made, strict=True):
+                result[place] = gradient
+            return tuple(result)
+        upstream = _upstream(recipe.outputs, grads)
+        wanted = _wanted(recipe.names, ctx.needs_input_grad[1:])
+        if not upstream or not wanted:
+            return tuple(result)
+        saved = ctx.saved_tensors
+        given = dict(zip(recipe.names, saved[:count], strict=True))
+        results = _recompute(recipe.text, recipe.results, upstream, wanted, given, saved[count:], recipe.in_place, True)
+        by_name = dict(zip(wanted, results, strict=True))
+        return (None, *[by_name.get(name) for name in recipe.names])
+
+
+def _upstream(names: Sequence[str], grads: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    """The upstream gradients that there are, by output."""
+    return {name: grad for name, grad in zip(names, grads, strict=True) if name in UPSTREAM and grad is not None}
+
+
+def _wanted(names: Sequence[str], needs: Sequence[bool]) -> tuple[str, ...]:
+    """The inputs whose gradient is asked for."""
+    return tuple([name for name, need in zip(names, needs, strict=True) if need and name in GRADIENT_OF])
 
 
 def _recompute(
@@ -282,7 +352,7 @@ def _recompute(
     return _once(_Backward, eager, backward_text, *given.values(), *kept, *arguments.values())
 
 
-def apply(
+def prepare(
     kind: int,
     settings: str,
     inputs: dict[str, torch.Tensor],
@@ -291,13 +361,10 @@ def apply(
     in_place: bool = False,
     declared: int = 0,
     saved_bytes: int = 0,
-) -> dict[str, torch.Tensor]:
-    """Runs a call with gradients where they are wanted; the outputs by name, and `stats`. `declared`: bits of the
-    problem's inputs that do not follow from the inputs' names."""
+) -> tuple[str, bool, list[str]]:
+    """A call's text for these inputs; whether its gradients are made early; the inputs that want one. `declared`: bits
+    of the problem's inputs that do not follow from the inputs' names."""
     names = list(inputs)
-    tensors = list(inputs.values())
-    if not torch.compiler.is_compiling():
-        refuse_transforms(tensors)
     wanted = [name for name in names if inputs[name].requires_grad] if torch.is_grad_enabled() else []
     for name in wanted:
         if name not in GRADIENT_OF:
@@ -305,12 +372,11 @@ def apply(
     if kind == _abi.LOGITS and "bias" in wanted:
         raise ValueError("logitless: there is no gradient with respect to the bias of given logits; add it to them")
     if not wanted:
-        text = call_text(kind, _abi.FORWARD, with_bits(settings, declared), names, [*outputs, "stats"])
-        values = _ops.execute("forward", tensors, text) if plain_eager() else _ops.forward(tensors, text)
-        return dict(zip([*outputs, "stats"], values, strict=True))
+        text = call_text(kind, _abi.FORWARD, with_bits(settings, declared), names, outputs)
+        return text, False, wanted
     # Later upstream gradients of rows need the backward operator; one of the reduced loss is known up to a factor.
     # float64 is for gradcheck, which wants the same bits from every backward.
-    double = any(tensor.dtype == torch.float64 for tensor in tensors[:2])
+    double = any(tensor.dtype == torch.float64 for tensor in list(inputs.values())[:2])
     early = "loss" in outputs and not in_place and not double
     results = [*outputs, "stats"]
     if saved_bytes and not early and kind == _abi.LINEAR and not double:
@@ -321,7 +387,25 @@ def apply(
     call = _abi.FORWARD_BACKWARD if early else _abi.FORWARD
     if "row_entropy" in outputs and not early:
         declared |= _abi.ENTROPY_GRADIENT
-    text = call_text(kind, call, with_bits(settings, declared), names, results)
-    eager = plain_eager()
-    values = (_HeadInEager if eager else Head).apply(text, early, eager, in_place, *tensors)
-    return {name.split(":")[0]: value for name, value in zip(results, values, strict=True)}
+    return call_text(kind, call, with_bits(settings, declared), names, results), early, wanted
+
+
+def apply(
+    kind: int, settings: str, inputs: dict[str, torch.Tensor], outputs: list[str], **more: Any
+) -> tuple[dict[str, torch.Tensor], Recipe | None]:
+    """Runs a call with gradients where they are wanted; the outputs by name, and in eager mode the recipe for calls
+    with the same settings and with inputs like these. more: prepare()'s."""
+    tensors = list(inputs.values())
+    if not torch.compiler.is_compiling():
+        refuse_transforms(tensors)
+    text, early, wanted = prepare(kind, settings, inputs, outputs, **more)
+    recipe = None
+    if plain_eager():
+        recipe = Recipe(text, early, more.get("in_place", False), outputs, wanted, tensors)
+        values = run(recipe, tensors)
+        values = (values,) if recipe.shown == 1 else values
+    elif not wanted:
+        values = _ops.forward(tensors, text)
+    else:
+        values = Head.apply(text, early, *tensors)
+    return dict(zip(outputs, values, strict=False)), recipe  # stats and what comes behind are nobody's

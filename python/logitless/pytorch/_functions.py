@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -109,6 +110,39 @@ def linear_cross_entropy(
 
     Source: docs/losses.md has the formula, the gradient and the origin of each option.
     """
+    quick = _quick_key(
+        (input, linear_weight, target),
+        (
+            linear_bias,
+            weight,
+            reduction,
+            ignore_index,
+            label_smoothing,
+            smoothing,
+            z_loss,
+            softcap,
+            logit_scale,
+            temperature,
+            row_weight,
+            keep_mask,
+            logit_floor,
+            topk_probs,
+            rest,
+            shift,
+            cu_seqlens,
+            document_ids,
+            normalizer,
+            on_empty,
+            memory_budget,
+            saved_memory,
+            filter_eps,
+            filter_seed,
+            return_outputs,
+            options,
+        ),
+    )
+    if quick is not None and (recipe := _recipes.get(quick)) is not None:
+        return _autograd.run(recipe, (input, linear_weight, target))
     if options is not None:
         raise ValueError("options: not taken; say memory_budget='512MiB' for what chunking options of PyTorch say")
     inputs = {"hidden": input, "weight": linear_weight}
@@ -144,6 +178,7 @@ def linear_cross_entropy(
         filter_eps=filter_eps,
         filter_seed=filter_seed,
         return_outputs=return_outputs,
+        quick=quick,
     )
 
 
@@ -184,6 +219,37 @@ def cross_entropy(
 
     Raises: as linear_cross_entropy; ValueError for logits with classes in the second place, naming movedim.
     """
+    quick = _quick_key(
+        (logits, target),
+        (
+            weight,
+            reduction,
+            ignore_index,
+            label_smoothing,
+            smoothing,
+            z_loss,
+            softcap,
+            logit_scale,
+            temperature,
+            row_weight,
+            keep_mask,
+            logit_floor,
+            topk_probs,
+            rest,
+            shift,
+            cu_seqlens,
+            document_ids,
+            normalizer,
+            on_empty,
+            memory_budget,
+            filter_eps,
+            filter_seed,
+            return_outputs,
+            inplace_backward,
+        ),
+    )
+    if quick is not None and (recipe := _recipes.get(quick)) is not None:
+        return _autograd.run(recipe, (logits, target))
     if logits.dim() < 1:
         raise ValueError(f"logits: shape {list(logits.shape)}; must be [..., V]")
     if logits.dim() > 2 and tuple(target.shape) == (logits.shape[0], *logits.shape[2:]) != tuple(logits.shape[:-1]):
@@ -228,6 +294,7 @@ def cross_entropy(
         filter_seed=filter_seed,
         return_outputs=return_outputs,
         in_place=inplace_backward,
+        quick=None if inplace_backward else quick,
     )
 
 
@@ -527,9 +594,11 @@ def _cross_entropy(
     declared: int = 0,
     in_place: bool = False,
     saved_memory: int | str | None = None,
+    quick: Hashable = None,
     **keywords: Any,
 ) -> Any:
     first = "hidden" if kind == _abi.LINEAR else "logits"
+    given = [*inputs.values(), target]  # as the user gave them
     leading = inputs[first].shape[:-1]
     device = inputs[first].device
     if len(leading) != 1:
@@ -604,7 +673,7 @@ def _cross_entropy(
                 f"{name}: a DTensor that is still sharded; call the loss inside the forward of the module that owns "
                 "the weight (logitless.LinearCrossEntropy), where FSDP2 gathers it, or give .full_tensor()"
             )
-    found = _autograd.apply(
+    found, recipe = _autograd.apply(
         kind,
         text,
         inputs,
@@ -614,6 +683,8 @@ def _cross_entropy(
         saved_bytes=bytes_of(saved_memory, "saved_memory"),
     )
     loss = found[outputs[0]]
+    if quick is not None and recipe is not None and return_outputs is False:
+        _remember(quick, recipe, list(inputs.values()), given)
     if reduction == "none":
         loss = loss.reshape(leading)
     if return_outputs is False:
@@ -622,6 +693,38 @@ def _cross_entropy(
         name: found[_abi.FIELDS[name]].reshape(() if name in _COUNTS else leading) for name in fields if name != "loss"
     }
     return Outputs(loss, **shaped)
+
+
+# Recipes of calls that need nothing but their tensors as they are, by all that a recipe follows from.
+_recipes: dict[Hashable, _autograd.Recipe] = {}
+_RECIPES_KEPT = 64
+_PLAIN_TYPES = frozenset((bool, int, float, str, type(None)))  # hashed by value; a tensor would be by identity
+_TENSOR_TYPES = frozenset((Tensor, torch.nn.Parameter))
+
+
+def _quick_key(tensors: tuple[Tensor, ...], keywords: tuple[Any, ...]) -> Hashable:
+    """The key of such a call in _recipes; None where it may not be one."""
+    if (
+        not _autograd.plain_eager()
+        or _autograd.in_forward_mode()
+        or not _PLAIN_TYPES.issuperset(map(type, keywords))
+        or not _TENSOR_TYPES.issuperset(map(type, tensors))
+    ):
+        return None
+    key: list[Any] = [keywords, torch.get_num_threads(), torch.is_grad_enabled()]
+    for tensor in tensors:
+        key += (tensor.device, tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad)
+    return tuple(key)
+
+
+def _remember(key: Hashable, recipe: _autograd.Recipe, used: list[Tensor], given: list[Tensor | None]) -> None:
+    """Keeps a recipe whose call was checked and has run, where its operator reads the user's tensors themselves."""
+    if len(used) != len(given) or any(a is not b for a, b in zip(used, given, strict=True)):
+        return
+    if len(_recipes) >= _RECIPES_KEPT:
+        with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread was at it as well
+            del _recipes[next(iter(_recipes))]
+    _recipes[key] = recipe
 
 
 def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:

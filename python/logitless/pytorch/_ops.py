@@ -11,7 +11,7 @@ operator's shapes were registered.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ def op_calls() -> dict[str, int]:
 class _TorchPlan(_engine.Plan):
     """A plan that knows its outputs as torch.empty wants them."""
 
-    def __init__(self, call: _engine.Call, inputs: list[torch.Tensor]) -> None:
+    def __init__(self, call: _engine.Call, inputs: Sequence[torch.Tensor], over: torch.Tensor | None) -> None:
         views = []
         for name, tensor in zip(call.inputs, inputs, strict=True):
             if tensor.dtype not in DTYPE:
@@ -55,9 +55,11 @@ class _TorchPlan(_engine.Plan):
             (output.shape, torch.uint8 if name == "saved" else _TORCH[output.dtype])
             for name, output in zip(call.outputs, self.outputs, strict=True)
         ]
+        if over is not None:
+            self.alias_output(0, _engine.View(DTYPE[over.dtype], tuple(over.shape), over.stride()))
 
 
-def same_device(inputs: list[torch.Tensor]) -> torch.device:
+def same_device(inputs: Sequence[torch.Tensor]) -> torch.device:
     """The one device of all inputs; RuntimeError where there are several."""
     device = inputs[0].device
     for tensor in inputs:
@@ -66,33 +68,52 @@ def same_device(inputs: list[torch.Tensor]) -> torch.device:
     return device
 
 
-def execute(name: str, inputs: list[torch.Tensor], text: str, over: torch.Tensor | None = None) -> list[torch.Tensor]:
+def key_of(inputs: Sequence[torch.Tensor], over: bool = False) -> Hashable:
+    """All that a plan depends on beside its call: what two runs must share to share it."""
+    parts: list[Any] = [torch.get_num_threads(), over]
+    for tensor in inputs:
+        parts += (tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+    return tuple(parts)
+
+
+def execute(
+    name: str, inputs: Sequence[torch.Tensor], text: str, over: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """Runs a call; its outputs are new, or the one output is written over `over`. What the operators do; eager code
     that nothing intercepts calls it past the dispatcher, which takes 20 us."""
-    call = _engine.call_of(text)
-    parts: list[Any] = [torch.get_num_threads(), over is not None]
-    for tensor in inputs:
-        parts += (tensor.is_cpu, tensor.dtype, tensor.shape, tensor.stride())
-    key = tuple(parts)
+    return run(name, inputs, _engine.call_of(text), key_of(inputs, over is not None), over)
+
+
+def run(
+    name: str,
+    inputs: Sequence[torch.Tensor],
+    call: _engine.Call,
+    key: Hashable,
+    over: torch.Tensor | None = None,
+) -> list[torch.Tensor]:
+    """execute() of a call and a key_of() that are known already."""
     plan = call.take(key)
+    device = inputs[0].device
     if plan is None:
-        if (device := same_device(inputs)).type != "cpu":
+        if same_device(inputs).type != "cpu":
             raise NotImplementedError(f"logitless: tensors on {device}; this build has the CPU backend only")
-        plan = _TorchPlan(call, inputs)
-        if over is not None:
-            plan.alias_output(0, _engine.View(DTYPE[over.dtype], tuple(over.shape), over.stride()))
+        plan = _TorchPlan(call, inputs, over)
     assert isinstance(plan, _TorchPlan)
-    outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in plan.empty] if over is None else [over]
+    empty = torch.empty  # the device is always said: a default device of the process' must not take hold
+    outputs = [empty(shape, dtype=dtype, device=device) for shape, dtype in plan.empty] if over is None else [over]
     grad_loss = 1.0
     if call.takes_grad_loss:
         at = call.inputs.index("grad_loss")
         grad_loss = inputs[at].item()
-        inputs = inputs[:at] + inputs[at + 1 :]
-    size = plan.needs_workspace()
-    workspace = torch.empty(size, dtype=torch.uint8) if size else None  # aligned to 64 by PyTorch's allocator
-    pointers = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
+        inputs = [*inputs[:at], *inputs[at + 1 :]]
+    pointers = [tensor.data_ptr() for tensor in inputs]
+    pointers += [tensor.data_ptr() for tensor in outputs]
     try:
-        plan.run(pointers, workspace.data_ptr() if workspace is not None else 0, grad_loss)
+        if size := plan.needs_workspace():
+            workspace = empty(size, dtype=torch.uint8, device=device)  # aligned to 64 by PyTorch's allocator
+            plan.run(pointers, workspace.data_ptr(), grad_loss)
+        else:
+            plan.run(pointers, 0, grad_loss)
     finally:
         call.give(key, plan)
     _counts[name] += 1
