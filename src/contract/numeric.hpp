@@ -77,6 +77,17 @@ LL_HD inline double log2e<double>() {
   return 1.44269504088896340736;
 }
 
+// Before the templates below: of plain numbers they are not found by argument.
+LL_HD inline double exp2_of(double x) { return std::exp2(x); }
+LL_HD inline float exp2_of(float x) { return std::exp2(x); }
+LL_HD inline double maximum(double a, double b) { return a > b ? a : b; }
+LL_HD inline float maximum(float a, float b) { return a > b ? a : b; }
+// a == b ? equal : other.
+LL_HD inline double if_equal(double a, double b, double equal, double other) { return a == b ? equal : other; }
+LL_HD inline float if_equal(float a, float b, float equal, float other) { return a == b ? equal : other; }
+// a < b ? less : other.
+LL_HD inline float if_less(float a, float b, float less, float other) { return a < b ? less : other; }
+
 // 2^f for |f| <= 1/2: relative minimax under p(0) = 1 (so that a leaf's largest logit counts exactly 1 and merging with
 // the identity changes no bit); error 1.1e-7, with fp32's rounding 1.7e-7, mean -2e-8. F is a float or a vector of
 // floats with fma(a, b, c) found by argument.
@@ -108,14 +119,6 @@ LL_HD inline F tanh_of(F x) {
   F const e = fma(two_n, f * q, two_n - F(1.0F));
   return e / (e + F(2.0F));
 }
-
-LL_HD inline double exp2_of(double x) { return std::exp2(x); }
-LL_HD inline float exp2_of(float x) { return std::exp2(x); }
-LL_HD inline double maximum(double a, double b) { return a > b ? a : b; }
-LL_HD inline float maximum(float a, float b) { return a > b ? a : b; }
-// a == b ? equal : other.
-LL_HD inline double if_equal(double a, double b, double equal, double other) { return a == b ? equal : other; }
-LL_HD inline float if_equal(float a, float b, float equal, float other) { return a == b ? equal : other; }
 
 template <class U>
 LL_HD inline void scramble(U& h) {  // MurmurHash3's finaliser

@@ -104,6 +104,9 @@ struct Problem {
   bool dw_contiguous = true;  // dW's rows are adjacent, so its bytes may hold exponentials until it is written
   bool in_place = false;      // D may be written over z
   std::uint64_t budget = 0;   // bytes of workspace; 0: no limit
+  // A bound of the rows that are kept, known before the call; 0: none. Where rows are gathered on a device, products
+  // cover so many.
+  std::int64_t most_kept = 0;
   std::uint64_t saved = 0;  // bytes of the caller's buffer in which forward keeps what backward need not multiply again
   // Inputs beside X, W or z, and y.
   DType bias = DType::none;
@@ -121,43 +124,43 @@ struct Problem {
   std::int64_t first_column = 0, total_vocab = 0;
   Loss loss;
 
-  bool wants_gradient() const {
+  constexpr bool wants_gradient() const {
     return dx != DType::none || dw != DType::none || dz != DType::none || db != DType::none;
   }
-  bool is_part() const { return total_vocab > 0; }
-  std::int64_t classes() const { return total_vocab > 0 ? total_vocab : vocab; }
-  bool transforms() const {
+  constexpr bool is_part() const { return total_vocab > 0; }
+  constexpr std::int64_t classes() const { return total_vocab > 0 ? total_vocab : vocab; }
+  constexpr bool transforms() const {
     return bias != DType::none || row_temperature || loss.logit_scale != 1.0 || loss.softcap > 0 ||
            loss.temperature != 1.0;
   }
-  bool restricts() const { return keep_mask || logit_floor; }
-  bool distils() const { return loss.targets == Targets::teacher; }
+  constexpr bool restricts() const { return keep_mask || logit_floor; }
+  constexpr bool distils() const { return loss.targets == Targets::teacher; }
   // The softmax of z / tau stands beside that of z, with statistics of its own: a teacher's head, or a top-k teacher at
   // another temperature.
-  bool pairs() const {
+  constexpr bool pairs() const {
     return distils() || (loss.targets == Targets::topk && topk_log && loss.distillation.tau != 1.0);
   }
   // sum kappa_j (z_j - m) and sum kappa_j are wanted: smoothing, or a target distribution over many classes.
-  bool wants_kappa() const { return loss.smoothing > 0 || row_kappa(); }
+  constexpr bool wants_kappa() const { return loss.smoothing > 0 || row_kappa(); }
   // kappa differs from row to row.
-  bool row_kappa() const {
+  constexpr bool row_kappa() const {
     return loss.targets == Targets::soft || (loss.targets == Targets::topk && !pairs()) ||
            (loss.smoothing > 0 && restricts());
   }
   // The entropy of a row is needed, by the loss or by an output.
-  bool wants_entropy() const { return entropy || entropy_gradient || loss.policy.entropy_coef != 0.0; }
+  constexpr bool wants_entropy() const { return entropy || entropy_gradient || loss.policy.entropy_coef != 0.0; }
   // A leaf of columns yields more than m, r and a plain k.
-  bool wants_full() const {
+  constexpr bool wants_full() const {
     return row_kappa() || wants_entropy() || argmax || mean_logit || sum_p2 || (class_weight && loss.smoothing > 0);
   }
   // D is formed from z itself, element by element, and not from exponentials times a number of the row.
-  bool needs_logits() const {
+  constexpr bool needs_logits() const {
     return loss.softcap > 0 || row_kappa() || entropy_gradient || loss.policy.entropy_coef != 0.0 || loss.filter > 0 ||
            pairs();
   }
   // Columns of the saved statistics: m, r, z_y, k; then t, n and two more; and with a teacher four more, where these
   // mean something.
-  int statistics() const {
+  constexpr int statistics() const {
     if (pairs()) return 12;
     return wants_entropy() || class_weight || row_kappa() || is_part() ? 8 : 4;
   }

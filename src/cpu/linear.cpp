@@ -412,8 +412,8 @@ class LinearRun {
               sum, contract::PairStatistics<double>{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)});
         }
         PairOutcome& out = pairs_[i];
-        out = options_.pair_outcome(sum);
-        if (jsd) pair_rows_[i] = options_.pair_row(index_[row0_ + i], out, reducer_);  // for the walk below
+        out = options_.rows().pair_outcome(sum);
+        if (jsd) pair_rows_[i] = options_.rows().pair_row(index_[row0_ + i], out, reducer_);  // for the walk below
       }
     });
     if (!jsd) return;
@@ -479,7 +479,7 @@ class LinearRun {
   }
 
   RowNumbers numbers_of(std::int64_t i) const {
-    if (p_.call == Call::backward) return options_.saved(index_[row0_ + i]);
+    if (p_.call == Call::backward) return options_.rows().saved(index_[row0_ + i]);
     auto const at = [&](const float* array) { return array != nullptr ? array[i] : 0.0F; };
     RowNumbers out;
     out.m = row_.m[i];
@@ -505,10 +505,10 @@ class LinearRun {
       for (std::int64_t i = g * group; i < std::min(n_, (g + 1) * group); ++i) {
         std::int64_t const row = index_[row0_ + i];
         RowNumbers const numbers = numbers_of(i);
-        if (p_.pairs() && p_.call == Call::backward) pairs_[i] = options_.saved_pair(row);
-        RowOutcome const out = options_.finish(row, y_[row0_ + i] + p_.first_column, numbers, reducer_, gradient,
-                                               p_.pairs() ? pairs_ + i : nullptr);
-        if (p_.pairs()) pair_rows_[i] = options_.pair_row(row, pairs_[i], reducer_);
+        if (p_.pairs() && p_.call == Call::backward) pairs_[i] = options_.rows().saved_pair(row);
+        RowOutcome const out = options_.rows().finish(row, y_[row0_ + i] + p_.first_column, numbers, reducer_, gradient,
+                                                      p_.pairs() ? pairs_ + i : nullptr);
+        if (p_.pairs()) pair_rows_[i] = options_.rows().pair_row(row, pairs_[i], reducer_);
         auto const& result = out.result;
         loss_[i] = out.loss;
         bad_[i] = result.bad && !(p_.is_part() && p_.call == Call::forward) ? 1.0F : 0.0F;
@@ -528,7 +528,7 @@ class LinearRun {
         scale_[i] = result.bad ? 0.0F : static_cast<float>(scale);
         at_target_[i] = result.bad ? 0.0F : static_cast<float>(at_target);
         if (result.bad) c_[i] = 0.0F;
-        if (options_.needs_logits()) gradients_[i] = options_.gradient_row(row, out);
+        if (options_.needs_logits()) gradients_[i] = options_.rows().gradient_row(row, out);
       }
     });
     bad_in_chunk_ = false;
@@ -753,7 +753,7 @@ class LinearRun {
   }
 
   void ignore_row(std::int64_t i) {
-    if (p_.call != Call::backward) put_ignored_row(o_, i);
+    if (p_.call != Call::backward) row::put_ignored(o_, i);
     zero_hidden_gradient(i);
   }
   void zero_hidden_gradient(std::int64_t i) {

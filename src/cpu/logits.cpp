@@ -55,8 +55,8 @@ struct LogitsRun {
     RowNumbers v;
     PairOutcome pair;
     if (p.call == Call::backward) {
-      v = o.stats ? options.saved(i) : from_lse(i, y);
-      if (p.pairs()) pair = options.saved_pair(i);
+      v = o.stats ? options.rows().saved(i) : from_lse(i, y);
+      if (p.pairs()) pair = options.rows().saved_pair(i);
     } else {
       LeafArrays const a = arrays_of(leaf_m + array_floats);
       if (plain()) {
@@ -80,7 +80,7 @@ struct LogitsRun {
         v.c = a.c[0];
       }
     }
-    RowOutcome row = options.finish(i, y, v, reducer, d != nullptr, p.pairs() ? &pair : nullptr);
+    RowOutcome row = options.rows().finish(i, y, v, reducer, d != nullptr, p.pairs() ? &pair : nullptr);
     auto const& result = row.result;
     loss[i] = row.loss;
     bad[i] = (result.bad ? 1 : 0) | (row.correct ? 2 : 0);
@@ -141,7 +141,7 @@ struct LogitsRun {
       a.c[l] = x.c;
       argmax[l] = x.argmax;
     }
-    if (p.pairs()) *pair = options.pair_outcome(sum);
+    if (p.pairs()) *pair = options.rows().pair_outcome(sum);
   }
   float inverse_tau() const { return static_cast<float>(1.0 / p.loss.distillation.tau); }
 
@@ -155,8 +155,8 @@ struct LogitsRun {
   void shaped_gradient(std::int64_t i, std::int64_t y, const RowOutcome& row, const PairOutcome& pair, char* d) const {
     alignas(64) float z[leaf_columns], logits[leaf_columns];
     float weights[leaf_columns];
-    GradientRow by = options.gradient_row(i, row);
-    PairRow const both = p.pairs() ? options.pair_row(i, pair, reducer) : PairRow{};
+    GradientRow by = options.rows().gradient_row(i, row);
+    PairRow const both = p.pairs() ? options.rows().pair_row(i, pair, reducer) : PairRow{};
     double variance = 0.0;
     std::int64_t left = 0;
     for (std::int64_t l = 0; l < leaves(); ++l) {
@@ -175,17 +175,10 @@ struct LogitsRun {
     if (by.filter > 0.0F) filter->add(p.vocab, left, variance);
   }
 
-  // From lse alone: s is e^0 by definition of the reference, and 1 - p_y is only as exact as z_y - lse.
   RowNumbers from_lse(std::int64_t i, std::int64_t y) const {
     float z_y = 0.0F;
     rows.decode(row_of(o.z, i) + y * size_of(p.z), p.z, 1, 1.0F, 0.0F, &z_y);
-    RowNumbers v;
-    v.m = float_at(o.lse, i);
-    // A target above its own lse is rounding; the reference must not move to it.
-    v.z_y = std::isnan(z_y) ? z_y : std::min(z_y, v.m);
-    v.r = -std::expm1(v.z_y - v.m);
-    v.n = static_cast<float>(p.vocab);
-    return v;
+    return options.rows().from_lse(i, z_y);
   }
 };
 
@@ -251,7 +244,7 @@ std::string run_logits(const plan::Plan& plan, const Target& target, Executor& e
       }
       run.loss[i] = 0.0;
       run.bad[i] = 0;
-      if (p.call != Call::backward) put_ignored_row(o, i);
+      if (p.call != Call::backward) row::put_ignored(o, i);
       if (p.dz != DType::none) std::memset(row_of(o.dz, i), 0, static_cast<std::size_t>(p.vocab * size_of(p.dz)));
     }
   });

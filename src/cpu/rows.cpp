@@ -8,25 +8,10 @@ namespace logitless::cpu {
 
 namespace {
 
-// The divisor that the caller gave, or what the kept rows weigh together.
-double divisor_of(const contract::Problem& problem, const Operands& o, double weight) {
-  if (o.normalizer.dtype == contract::DType::f64) return *static_cast<const double*>(o.normalizer.data);
-  if (o.normalizer) return static_cast<double>(*static_cast<const float*>(o.normalizer.data));
-  return problem.loss.normalizer > 0 ? problem.loss.normalizer : weight;
-}
-
 std::string reduce_rule(const contract::Problem& problem, const Operands& o, std::int64_t kept, double weight,
                         Reducer* out) {
-  *out = {};
-  if (problem.loss.reduction != contract::Reduction::mean) return {};
-  // A given divisor makes the mean of no rows 0: a micro-batch may be empty where the whole batch is not.
-  double const divisor = divisor_of(problem, o, weight);
-  if (divisor != 0) {
-    out->factor = 1.0 / divisor;
-    return {};
-  }
-  out->empty = true;
-  out->factor = 0.0;
+  *out = row::reducer_of(problem, o, weight);
+  if (!out->empty) return {};
   if (problem.loss.on_empty != contract::OnEmpty::error) return {};
   if (kept > 0)
     return "targets: the kept rows' class weights sum to 0, so the mean is undefined (choose on_empty nan or zero, "
@@ -62,28 +47,9 @@ std::string check_rows(const contract::Problem& problem, const Operands& o, std:
   return error;
 }
 
-double reduced_loss(const contract::Problem& problem, const Reducer& reducer, double total) {
-  if (problem.loss.reduction == contract::Reduction::none) return 0.0;
-  if (!reducer.empty) return total * reducer.factor;
-  return problem.loss.on_empty == contract::OnEmpty::nan ? std::nan("") : 0.0;
-}
-
 void free_slots(std::atomic<std::int64_t>* flags, int slots) {
   for (int i = 0; i < slots; ++i)
     new (flags + std::size_t{8} * static_cast<std::size_t>(i)) std::atomic<std::int64_t>(0);
-}
-
-void put_ignored_row(const Operands& o, std::int64_t i) {
-  for (const View* view :
-       {&o.row_loss, &o.row_lse, &o.row_logprob, &o.row_entropy, &o.row_zloss, &o.row_mean_logit, &o.row_log_sum_p2})
-    put_float(*view, i, 0.0);
-  put_integer(o.row_argmax, i, -1);
-  put_integer(o.row_correct, i, 0);
-  if (o.stats)
-    for (std::int64_t c = 0; c < o.stats.cols; ++c) {
-      float const zero = 0.0F;
-      __builtin_memcpy(row_of(o.stats, i) + c * o.stats.col_stride * 4, &zero, sizeof zero);
-    }
 }
 
 std::string run(const plan::Plan& plan, const Target& target, Executor& executor, const Operands& operands,

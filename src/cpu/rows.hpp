@@ -6,78 +6,27 @@
 #include <cstdint>
 #include <string>
 
-#include "contract/coefficients.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/kernels/table.hpp"
+#include "plan/row.hpp"
 
 namespace logitless::cpu {
 
-inline char* row_of(const View& v, std::int64_t i) {
-  return static_cast<char*>(v.data) + i * v.row_stride * contract::size_of(v.dtype);
-}
+using row::float_at;
+using row::integer_at;
+using row::put_float;
+using row::put_integer;
+using row::reduced_loss;
+using row::Reducer;
+using row::row_of;
+using row::target_of;
+using row::target_or_none;
+using row::upstream_of;
 
-// Element (i, j) of an i32 or i64 matrix.
-inline std::int64_t integer_at(const View& v, std::int64_t i, std::int64_t j) {
-  const char* const p = row_of(v, i) + j * v.col_stride * contract::size_of(v.dtype);
-  if (v.dtype == contract::DType::i32) {
-    std::int32_t x;
-    __builtin_memcpy(&x, p, sizeof x);
-    return x;
-  }
-  std::int64_t x;
-  __builtin_memcpy(&x, p, sizeof x);
-  return x;
-}
-inline std::int64_t target_of(const View& targets, std::int64_t i) { return integer_at(targets, i, 0); }
-
-inline float float_at(const View& v, std::int64_t i) {
-  float x;
-  __builtin_memcpy(&x, row_of(v, i), sizeof x);
-  return x;
-}
-inline void put_float(const View& v, std::int64_t i, double x) {
-  if (!v) return;
-  auto const value = static_cast<float>(x);
-  __builtin_memcpy(row_of(v, i), &value, sizeof value);
-}
-
-// i32, i64 or u8.
-inline void put_integer(const View& v, std::int64_t i, std::int64_t x) {
-  if (!v) return;
-  if (v.dtype == contract::DType::i32) {
-    auto const narrow = static_cast<std::int32_t>(x);
-    __builtin_memcpy(row_of(v, i), &narrow, sizeof narrow);
-  } else if (v.dtype == contract::DType::u8) {
-    *row_of(v, i) = static_cast<char>(x);
-  } else {
-    __builtin_memcpy(row_of(v, i), &x, sizeof x);
-  }
-}
-
-// y of row i; 0 where there are no targets (all rows are kept then).
-inline std::int64_t target_or_none(const Operands& o, std::int64_t i) {
-  return o.targets ? target_of(o.targets, i) : 0;
-}
-
-// The factor of the reduced loss, and whether there is nothing to reduce.
-struct Reducer {
-  double factor = 1.0;  // of each row's loss in the reduced one
-  bool empty = false;
-};
 // Checks every target, counts the kept rows and makes the rule of the reduction. Returns the error's text with *status
 // set, or "".
 std::string check_rows(const contract::Problem& problem, const Operands& operands, std::int64_t* kept, Reducer* reducer,
                        int* status);
-
-// The reduced loss from the sum of the kept rows' losses; 0 with reduction none.
-double reduced_loss(const contract::Problem& problem, const Reducer& reducer, double total);
-
-// Upstream gradient of row i: that of the reduced loss, and the row's own.
-inline double upstream_of(const contract::Problem& problem, const Operands& o, const Reducer& reducer, std::int64_t i) {
-  double const own = o.grad_row_loss ? static_cast<double>(float_at(o.grad_row_loss, i)) : 0.0;
-  if (problem.loss.reduction == contract::Reduction::none) return o.grad_row_loss ? own : 1.0;
-  return o.grad_loss * reducer.factor + own;
-}
 
 // What a filter did, added up by all threads. Variances are summed in fixed point, so that no bit depends on the order.
 class FilterTally {
@@ -97,9 +46,6 @@ class FilterTally {
  private:
   std::atomic<std::int64_t> elements_{0}, left_{0}, units_{0};
 };
-
-// Zeros in the per-row outputs of an ignored row.
-void put_ignored_row(const Operands& o, std::int64_t i);
 
 // Frees all slots: once a call, before its first Slot.
 void free_slots(std::atomic<std::int64_t>* flags, int slots);

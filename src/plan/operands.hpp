@@ -15,7 +15,7 @@ struct View {
   std::int64_t rows = 0, cols = 1;
   std::int64_t row_stride = 0, col_stride = 1;
 
-  explicit operator bool() const { return dtype != contract::DType::none; }
+  constexpr explicit operator bool() const { return dtype != contract::DType::none; }
 };
 
 struct Operands {

@@ -4,6 +4,7 @@
 // pass 2. B is the vocabulary block. Every published strategy is a setting of these.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -57,6 +58,11 @@ struct Plan {
   // Leaves of 256 columns whose exponentials (or logits) lie in the caller's buffer, from forward to backward, behind a
   // head of saved_head bytes.
   std::int64_t saved_leaves = 0, saved_head = 0;
+  // A device's plan (gpu.hpp): rows that products cover, whether kept ones are gathered for them, the operands' dtype,
+  // and rows that carry rank-one corrections beside them. exponentials: kept blocks are E, and not logits.
+  bool gpu = false, gathers = false, exponentials = false;
+  std::int64_t slots = 0, extra_rows = 0;
+  contract::DType operand = contract::DType::none;
   bool bf16_products = false;
   contract::DType e_dtype = contract::DType::none;  // storage of kept exponentials
   double share = 0.0;                               // f, of the columns
@@ -66,6 +72,7 @@ struct Plan {
   std::vector<Buffer> ledger;
   std::vector<std::string> rejected;  // "settings: reason" a line; neighbours in C with one reason share a line
 
+  std::int64_t columns_of(std::int64_t k) const { return std::min(block, problem.vocab - k * block); }
   const Buffer* find(const char* name) const;
   std::string text() const;
   std::string json() const;
