@@ -130,7 +130,7 @@ std::string Blas::description() {
   return l.path + ", version " + std::to_string(l.functions.version());
 }
 
-Products::Products(Blas& blas, std::int64_t workspace_bytes) : blas_(blas), workspace_bytes_(workspace_bytes) {}
+Products::Products(Blas& blas, std::int64_t workspace_bytes) : blas_(blas), workspace_bytes_(workspace_bytes - 256) {}
 Products::~Products() = default;
 
 std::pair<const Blas::Resolved*, std::string> Products::find(const Product& p, Alignment alignment) {
@@ -187,11 +187,13 @@ std::pair<const Blas::Resolved*, std::string> Products::find(const Product& p, A
 std::string Products::launch(const Product& p, const void* a, const void* b, void* c, const float* alpha,
                              const float* beta, void* workspace, void* stream) {
   if (p.m == 0 || p.n == 0 || p.k == 0) return {};
+  // cuBLASLt wants its workspace aligned to 256 bytes; the caller's is to 64.
+  auto const room = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace) + 255) / 256 * 256);
   auto const [resolved, why] = find(p, {alignment_of(a), alignment_of(b), alignment_of(c)});
   if (resolved == nullptr) return why;
   int const status = library().functions.matmul(blas_.handle_, resolved->desc, alpha, b, resolved->a, a, resolved->b,
-                                                beta, c, resolved->c, c, resolved->c, &resolved->best.algorithm,
-                                                workspace, static_cast<std::size_t>(workspace_bytes_), stream);
+                                                beta, c, resolved->c, c, resolved->c, &resolved->best.algorithm, room,
+                                                static_cast<std::size_t>(workspace_bytes_), stream);
   if (status != lt::success)
     return "cublasLtMatmul failed with status " + std::to_string(status) + " for a product of " + text_of(p);
   return {};

@@ -113,7 +113,8 @@ std::string check_status(Device& device, void* stream, int* status) {
   auto const row = std::to_string(record.row), value = std::to_string(record.value);
   switch (record.what) {
     case kTargetOutOfRange:
-      return "targets[" + row + "] is " + value + ": must be a class or ignore_index; that row's loss is NaN";
+      return "targets[" + row + "] is " + value + ": must be in [0, " + std::to_string(record.limit) +
+             ") or ignore_index; that row's loss is NaN";
     case kMoreKept: return "most_kept_rows: " + value + ", but " + row + " rows are kept; the results are NaN";
     case kNothingKept:
       return "targets: no row is kept, or what they weigh is 0, so the mean is undefined and is NaN (choose on_empty "

@@ -158,6 +158,7 @@ class LinearRun {
     if (p_.rows > 0 && p_.call == Call::backward && !o_.stats)
       return "stats: needed by backward of kind linear (shape [R," + std::to_string(p_.statistics()) +
              "], written by forward)";
+    if (p_.rows == 0) return {};
     if (plan_.find("x_rows") == nullptr && !adjacent(o_.x)) return layout_error("hidden", o_.x);
     if (plan_.find("w_block") == nullptr && !adjacent(o_.w)) return layout_error("weight", o_.w);
     if (p_.distils()) {
@@ -273,7 +274,14 @@ class LinearRun {
         row_statistics(call_, rows_, b, block == 0, logits_stay && shapes(), e, stream_);
         if (p_.pairs()) pair_statistics(call_, rows_, b, block == 0, stream_);
       });
-      if (plan_.exponentials && keeps(block) && plan_.extra_rows > 0)
+    }
+    if (!plan_.exponentials) return;
+    Dense const x{x_.data, x_.stride};
+    for (std::int64_t block = 0; block < plan_.kept_blocks; ++block) {
+      Matrix const w = weight_block(block);
+      repair_exponentials(call_, rows_, x, {w.data, w.stride}, block * plan_.block, plan_.columns_of(block),
+                          kept(block), ld_, stream_);
+      if (plan_.extra_rows > 0)
         ones_rows(kept(block) + n_ * ld_ * 2, plan_.columns_of(block), ld_, plan_.extra_rows, stream_);
     }
   }

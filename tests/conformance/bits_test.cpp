@@ -60,7 +60,7 @@ std::vector<plan::Dials> settings(std::int64_t rows) {
 
 Outputs all_outputs(const Case& c) { return Outputs::of(c, DType::f32, c.dx, c.dw, c.dz, Layout::contiguous); }
 
-void run(CpuBackend& backend, const Case& c, const Data& data, const plan::Plan* plan, Outputs* out, double* loss) {
+void run(TargetBackend& backend, const Case& c, const Data& data, const plan::Plan* plan, Outputs* out, double* loss) {
   *out = all_outputs(c);
   Operands o = data.operands();
   out->into(o);
@@ -89,14 +89,14 @@ TEST_P(Bits, SamePlanAnyThreads) {
     for (std::size_t s = first_setting++ % one_of(); s < all.size(); s += one_of()) {
       ThreadExecutor one(1), two(2), seven(7);
       ShuffledExecutor shuffled(7, s), backwards(2, s + 100);
-      CpuBackend maker(target, seven);
+      TargetBackend maker(target, seven);
       maker.dials = all[s];
       const plan::Plan plan = maker.plan_of(c.problem(c.alpha));
       Outputs first;
       double first_loss = 0.0;
       run(maker, c, data, &plan, &first, &first_loss);
       for (cpu::Executor* executor : std::initializer_list<cpu::Executor*>{&one, &two, &seven, &shuffled, &backwards}) {
-        CpuBackend other(target, *executor);
+        TargetBackend other(target, *executor);
         Outputs again;
         double loss = 0.0;
         run(other, c, data, &plan, &again, &loss);
@@ -117,7 +117,7 @@ TEST_P(Bits, SamePlanAnyThreadsInLogits) {
     c.ignored = Ignored::some;
     const Data data(c);
     ThreadExecutor seven(7);
-    CpuBackend maker(target, seven);
+    TargetBackend maker(target, seven);
     const plan::Plan plan = maker.plan_of(c.problem(c.alpha));
     Outputs first;
     double first_loss = 0.0;
@@ -125,7 +125,7 @@ TEST_P(Bits, SamePlanAnyThreadsInLogits) {
     ThreadExecutor one(1), two(2);
     ShuffledExecutor shuffled(7, 3);
     for (cpu::Executor* executor : std::initializer_list<cpu::Executor*>{&one, &two, &shuffled}) {
-      CpuBackend other(target, *executor);
+      TargetBackend other(target, *executor);
       Outputs again;
       double loss = 0.0;
       run(other, c, data, &plan, &again, &loss);
@@ -157,7 +157,7 @@ Operands rows_of(const Data& data, std::int64_t from, std::int64_t count) {
   return o;
 }
 
-void compare_rows(CpuBackend& backend, const Case& c, const Operands& o, std::int64_t from,
+void compare_rows(TargetBackend& backend, const Case& c, const Operands& o, std::int64_t from,
                   const std::vector<std::vector<std::uint8_t>>& want, const std::string& what) {
   Outputs out = all_outputs(c);
   Operands with = o;
@@ -180,7 +180,7 @@ TEST_P(Bits, RowDoesNotSeeItsBatch) {
     const Data data(c);
     Case forward = c;
     forward.call = Call::forward;
-    CpuBackend plain(target, one);
+    TargetBackend plain(target, one);
     Outputs whole;
     double loss = 0.0;
     run(plain, forward, data, nullptr, &whole, &loss);
@@ -190,12 +190,12 @@ TEST_P(Bits, RowDoesNotSeeItsBatch) {
     // Any setting, threads and budget; with gradients and without.
     const std::vector<plan::Dials> all = settings(c.rows);
     for (std::size_t s = first_setting++ % one_of(); s < all.size(); s += one_of()) {
-      CpuBackend backend(target, seven);
+      TargetBackend backend(target, seven);
       backend.dials = all[s];
       compare_rows(backend, c, data.operands(), 0, want, "forward_backward");
       compare_rows(backend, forward, data.operands(), 0, want, "forward");
     }
-    CpuBackend tight(target, seven);
+    TargetBackend tight(target, seven);
     tight.least_budget = true;
     compare_rows(tight, c, data.operands(), 0, want, "least budget");
     Case one_gradient = c;
@@ -225,13 +225,13 @@ TEST_P(Bits, RowDoesNotSeeItsBatchInLogits) {
     c.rows = 53, c.vocab = 1300, c.z = c.dz = dtype, c.alpha = 0.1;
     c.call = Call::forward;
     const Data data(c);
-    CpuBackend plain(target, one);
+    TargetBackend plain(target, one);
     Outputs whole;
     double loss = 0.0;
     run(plain, c, data, nullptr, &whole, &loss);
     std::vector<std::vector<std::uint8_t>> want;
     for (std::int64_t i = 0; i < c.rows; ++i) want.push_back(row_bits(whole, i));
-    CpuBackend many(target, seven);
+    TargetBackend many(target, seven);
     Case gradient = c;
     gradient.call = Call::forward_backward;
     compare_rows(many, gradient, data.operands(), 0, want, "with gradient");

@@ -63,7 +63,7 @@ std::vector<Case> calls_of(Case c) {
 
 TEST_P(Edges, TargetsOutOfRangeAreRefusedBeforeAnyWrite) {
   ThreadExecutor executor(2);
-  CpuBackend backend(target(), executor);
+  TargetBackend backend(target(), executor);
   for (const Case& base : {linear_case(DType::f32), linear_case(DType::bf16), logits_case(DType::f32)}) {
     for (const Case& c : calls_of(base)) {
       for (const std::int64_t wrong : {std::int64_t{700}, std::int64_t{-1}, std::int64_t{-101}, std::int64_t{1} << 30,
@@ -97,7 +97,7 @@ TEST_P(Edges, TargetsOutOfRangeAreRefusedBeforeAnyWrite) {
 
 TEST_P(Edges, AllRowsIgnoredAndNoRows) {
   ThreadExecutor executor(2);
-  CpuBackend backend(target(), executor);
+  TargetBackend backend(target(), executor);
   for (Case base : {linear_case(DType::f32), linear_case(DType::bf16), logits_case(DType::f32)}) {
     for (const std::int64_t rows : {0, 9}) {
       base.rows = rows;
@@ -122,7 +122,7 @@ TEST_P(Edges, AllRowsIgnoredAndNoRows) {
 
 TEST_P(Edges, MaskedClassesAndBadRowsInLogits) {
   ThreadExecutor executor(2);
-  CpuBackend backend(target(), executor);
+  TargetBackend backend(target(), executor);
   for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (Case c : calls_of(logits_case(dtype))) {
       for (const double alpha : {0.0, 0.1, 1.0}) {
@@ -142,7 +142,7 @@ TEST_P(Edges, MaskedClassesAndBadRowsInLogits) {
 TEST_P(Edges, MaskedClassesAndBadRowsInLinear) {
   ThreadExecutor executor(2);
   for (const plan::Dials& dials : keeps()) {
-    CpuBackend backend(target(), executor);
+    TargetBackend backend(target(), executor);
     backend.dials = dials;
     for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const int masked : {0, 1, 256, 600}) {  // classes from 0 on: none, one, the whole first leaf, and more
@@ -182,7 +182,7 @@ constexpr Place kPlaces[] = {{2, 0},      {2, 1},      {7, 3},      {256, 0},   
 
 TEST_P(Edges, TargetNearOneInLogits) {
   ThreadExecutor executor(2);
-  CpuBackend backend(target(), executor);
+  TargetBackend backend(target(), executor);
   for (const Place& place : kPlaces) {
     std::vector<float> values;
     double q = 0.0;
@@ -217,7 +217,7 @@ TEST_P(Edges, TargetNearOneInLogits) {
 TEST_P(Edges, TargetNearOneInLinear) {
   ThreadExecutor executor(2);
   for (const plan::Dials& dials : keeps()) {
-    CpuBackend backend(target(), executor);
+    TargetBackend backend(target(), executor);
     backend.dials = dials;
     for (const Place& place : kPlaces) {
       std::vector<float> values;
@@ -263,7 +263,7 @@ TEST_P(Edges, OffsetOfTenToTheSixteenth) {
       c.rows = 3, c.vocab = vocab, c.alpha = alpha;
       Data data(c);
       data.z.fill(1e16);
-      CpuBackend backend(target(), executor);
+      TargetBackend backend(target(), executor);
       Tensor loss(DType::f32, 3, 1), logprob(DType::f32, 3, 1), d(DType::f32, 3, vocab);
       Operands o = data.operands();
       o.row_loss = loss.view(), o.row_logprob = logprob.view(), o.dz = d.view();
@@ -285,7 +285,7 @@ TEST_P(Edges, OffsetOfTenToTheSixteenth) {
         c.rows = 3, c.hidden = 1, c.vocab = vocab, c.dw = DType::f32, c.dx = DType::none;
         Data data(c);
         data.x.fill(1e8), data.w.fill(1e8);
-        CpuBackend backend(target(), executor);
+        TargetBackend backend(target(), executor);
         backend.dials = dials;
         Tensor loss(DType::f32, 3, 1), dw(DType::f32, vocab, 1);
         Operands o = data.operands();
@@ -309,7 +309,7 @@ TEST_P(Edges, OffsetOfTenToTheSixteenth) {
 TEST_P(Edges, RowsFarAboveTheirFirstLeaf) {
   ThreadExecutor executor(2);
   for (const plan::Dials& dials : keeps()) {
-    CpuBackend backend(target(), executor);
+    TargetBackend backend(target(), executor);
     backend.dials = dials;
     for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const double lift : {30.0, 39.0, 41.0, 90.0, 200.0, -30.0, -90.0, -200.0}) {
@@ -330,7 +330,7 @@ TEST_P(Edges, RowsFarAboveTheirFirstLeaf) {
 
 TEST_P(Edges, MoreRowsThanSixteenBitsCount) {
   ThreadExecutor executor(2);
-  CpuBackend backend(target(), executor);
+  TargetBackend backend(target(), executor);
   Case c;
   c.rows = 66000, c.hidden = 3, c.vocab = 5;
   c.dx = c.dw = DType::f32;
@@ -345,7 +345,7 @@ TEST_P(Edges, MoreRowsThanSixteenBitsCount) {
 
 TEST_P(Edges, LogitsWithClassesApartAreRefused) {
   ThreadExecutor executor(1);
-  CpuBackend backend(target(), executor);
+  TargetBackend backend(target(), executor);
   for (Layout layout : {Layout::transposed, Layout::column_gap, Layout::reversed, Layout::shared_column}) {
     for (Case c : calls_of(logits_case(DType::f32))) {
       if (c.in_place) continue;

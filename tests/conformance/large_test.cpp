@@ -78,7 +78,7 @@ TEST(Large, LinearBeyondTwoToTheThirtyFirst) {
   }
   // Everything kept in one chunk would be 2^31 * 4 bytes.
   ThreadExecutor executor(2);
-  CpuBackend backend(target, executor);
+  TargetBackend backend(target, executor);
   backend.dials.chunk = rows / 20;
   Tensor loss(DType::f32, rows, 1), lse(DType::f32, rows, 1), dx(DType::f32, rows, hidden),
       dw(DType::f32, vocab, hidden);
@@ -207,7 +207,7 @@ TEST(Large, LogitsBeyondTwoToTheThirtyFirst) {
   c.call = Call::forward;
   c.reduction = Reduction::sum;
   ThreadExecutor two(2), one(1);
-  CpuBackend backend(cpu::best_target(), two);
+  TargetBackend backend(cpu::best_target(), two);
   Operands o;
   o.z = z.view(), o.targets = y.view(), o.row_loss = loss.view();
   Outcome outcome;
@@ -225,7 +225,7 @@ TEST(Large, LogitsBeyondTwoToTheThirtyFirst) {
 
   // With D: copies of a row share their bytes, so they get the same target, and one thread writes them.
   for (std::int64_t i = 0; i < rows; ++i) y.set_integer(i, (i % kBase * 7919) % vocab);
-  CpuBackend single(cpu::best_target(), one);
+  TargetBackend single(cpu::best_target(), one);
   c.call = Call::forward_backward;
   o.dz = d.view();
   ASSERT_EQ(single.run(c.problem(0.0), o, &outcome, &status), "");

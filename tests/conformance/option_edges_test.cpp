@@ -12,7 +12,7 @@ namespace {
 class OptionEdges : public OnTarget {
  protected:
   ThreadExecutor executor{2};
-  CpuBackend backend{*GetParam(), executor};
+  TargetBackend backend{*GetParam(), executor};
 
   // Every number of the answer, NaN and infinities included, within a few roundings of the oracle's. ties: classes that
   // differ in double are equal in fp32, so either may be the largest.
@@ -86,7 +86,7 @@ TEST_P(OptionEdges, ClassWeightsOfZeroAreAnEmptyMean) {
     for (std::int64_t i = 0; i < s.p.rows; ++i) s.class_weight.set(s.target(i), 0, 0.0);
     const Answer refused = ask(backend, s);
     EXPECT_EQ(refused.status, LL_ERROR_EMPTY);
-    EXPECT_TRUE(refused.loss.all_poison());
+    EXPECT_EQ(refused.loss.all_poison(), backend.refuses_before_writing());
     for (const OnEmpty rule : {OnEmpty::nan, OnEmpty::zero}) {
       s.p.loss.on_empty = rule;
       expect_same(s);
@@ -239,7 +239,7 @@ TEST_P(OptionEdges, TopKOfOneAndOfAllAndRefusedIds) {
           const Answer got = ask(backend, bad);
           EXPECT_EQ(got.status, LL_ERROR_TARGET_RANGE);
           EXPECT_NE(got.error, "");
-          EXPECT_TRUE(got.loss.all_poison());
+          EXPECT_EQ(got.loss.all_poison(), backend.refuses_before_writing());
         }
       }
 }

@@ -13,7 +13,7 @@ class Options : public OnTarget {};
 
 TEST_P(Options, EachAloneAgreesWithTheReference) {
   ThreadExecutor executor(2);
-  CpuBackend backend(*GetParam(), executor);
+  TargetBackend backend(*GetParam(), executor);
   std::uint64_t n = 0;
   for (Kind kind : {Kind::linear, Kind::logits})
     for (const Judge& judge : kJudges)
@@ -29,7 +29,7 @@ TEST_P(Options, EachAloneAgreesWithTheReference) {
 
 TEST_P(Options, SeveralTogetherAgreeWithTheReference) {
   ThreadExecutor executor(3);
-  CpuBackend backend(*GetParam(), executor);
+  TargetBackend backend(*GetParam(), executor);
   Random random(31);
   const int cases = scope() == Scope::full ? 1500 : scope() == Scope::reduced ? 60 : 250;
   std::uint64_t n = 1000;
@@ -46,10 +46,12 @@ TEST_P(Options, SeveralTogetherAgreeWithTheReference) {
 
 TEST_P(Options, FilterIsUnbiased) {
   ThreadExecutor executor(1);
-  CpuBackend backend(*GetParam(), executor);
+  TargetBackend backend(*GetParam(), executor);
   check_filter(backend);
 }
 
+// cuBLASLt's sums differ with a product's shape: on CUDA equal bits belong to equal plans.
+#if !defined(LOGITLESS_TEST_CUDA)
 // The filter's choices belong to (seed, row, column): neither tiles, nor chunks, nor threads change a bit of D's
 // pattern.
 TEST_P(Options, FilterDoesNotDependOnTilesOrThreads) {
@@ -59,7 +61,7 @@ TEST_P(Options, FilterDoesNotDependOnTilesOrThreads) {
   for (const int threads : {1, 3})
     for (const std::int64_t block : {0, 256, 512}) {
       ThreadExecutor executor(threads);
-      CpuBackend backend(*GetParam(), executor);
+      TargetBackend backend(*GetParam(), executor);
       backend.dials.block = block, backend.dials.chunk = 130;
       const Answer got = ask(backend, s);
       ASSERT_EQ(got.error, "");
@@ -74,13 +76,13 @@ TEST_P(Options, RowsKeepTheirBits) {
                                    Reduction::none, 3, 70, 600, 40),
                               DType::bf16, DType::bf16);
   ThreadExecutor executor(2);
-  CpuBackend backend(*GetParam(), executor);
+  TargetBackend backend(*GetParam(), executor);
   const Answer all = ask(backend, whole);
   Sample few = whole;
   few.p.rows = 9;
   for (const auto& [chunk, threads] : {std::pair{0, 1}, {16, 3}}) {
     ThreadExecutor other(threads);
-    CpuBackend again(*GetParam(), other);
+    TargetBackend again(*GetParam(), other);
     again.dials.chunk = chunk;
     const Answer part = ask(again, few);
     ASSERT_EQ(part.error, "");
@@ -93,6 +95,8 @@ TEST_P(Options, RowsKeepTheirBits) {
         EXPECT_EQ(a->row_bytes(i), b->row_bytes(i)) << i;
   }
 }
+
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Conformance, Options, ::testing::ValuesIn(all_targets()), target_parameter_name);
 

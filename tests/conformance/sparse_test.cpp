@@ -147,7 +147,7 @@ TEST_P(Sparse, RunsAreProductsOfTheFilteredD) {
   ThreadExecutor executor(2);
   for (const double eps : {0x1p-24, 0x1p-12, 0x1p-8, 0x1p-4}) {
     linear.p.loss.filter = logits.p.loss.filter = eps;
-    CpuBackend backend(*GetParam(), executor);
+    TargetBackend backend(*GetParam(), executor);
     const Answer d = ask(backend, logits);
     ASSERT_EQ(d.error, "");
     for (const std::int64_t chunk : {std::int64_t{0}, std::int64_t{64}}) {

@@ -35,7 +35,7 @@ std::string first_failure(const cpu::Target& target) {
     c.call = static_cast<Call>(call);
     for (const double alpha : {0.0, 0.1}) {
       c.alpha = alpha;
-      CpuBackend backend(target, executor);
+      TargetBackend backend(target, executor);
       std::string error = CaseCheck(c, masked_logits(c), backend, nullptr).run();
       if (!error.empty()) return error;
       Case offset = c;
@@ -50,7 +50,7 @@ std::string first_failure(const cpu::Target& target) {
   cases.insert(cases.end(), logits.begin(), logits.end());
   cases.insert(cases.end(), half.begin(), half.end());
   for (const SuiteCase& one : cases) {
-    CpuBackend backend(target, executor);
+    TargetBackend backend(target, executor);
     apply(one, backend);
     const std::string error = check_case(one.c, backend, nullptr);
     if (!error.empty()) return error;
@@ -59,7 +59,7 @@ std::string first_failure(const cpu::Target& target) {
   ::testing::TestPartResultArray results;
   const ::testing::ScopedFakeTestPartResultReporter collect(
       ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ALL_THREADS, &results);
-  CpuBackend backend(target, executor);
+  TargetBackend backend(target, executor);
   std::uint64_t n = 0;
   for (const Kind kind : {Kind::linear, Kind::logits})
     for (const Judge& judge : kJudges)

@@ -1,4 +1,4 @@
-// What the conformance suite runs: something that behaves as reference::run does. CpuBackend makes a plan for given
+// What the conformance suite runs: something that behaves as reference::run does. TargetBackend makes a plan for given
 // dials and runs it in poisoned, guarded workspace; PlainBackend is the plain pipeline, which tests the suite itself.
 #pragma once
 
@@ -26,6 +26,8 @@ class Backend {
   virtual std::string run(const Problem& problem, const Operands& operands, Outcome* outcome, int* status) = 0;
   // How it would run the problem, for messages.
   virtual std::string describe(const Problem&) { return {}; }
+  // Wrong targets and empty means are refused, and nothing is written; else they are reported afterwards.
+  virtual bool refuses_before_writing() const { return true; }
   // Its own reading of the convention of alpha.
   double smoothing(const Case& c) const {
     return c.others ? contract::uniform_smoothing_of_others(c.alpha, static_cast<double>(c.vocab)) : c.alpha;
@@ -71,9 +73,15 @@ inline plan::Plan plan_for(const Problem& problem, const plan::Machine& machine,
   return made;
 }
 
-class CpuBackend final : public Backend {
+// LOGITLESS_TEST_CUDA: the suites are compiled once more, for the CUDA backend in the CPU targets' place.
+#if defined(LOGITLESS_TEST_CUDA)
+}  // namespace logitless::test
+#include "support/cuda_backend.hpp"
+namespace logitless::test {
+#else
+class TargetBackend final : public Backend {
  public:
-  CpuBackend(const cpu::Target& target, cpu::Executor& executor) : target_(target), executor_(executor) {}
+  TargetBackend(const cpu::Target& target, cpu::Executor& executor) : target_(target), executor_(executor) {}
 
   // Called with every plan that ran, before it runs.
   std::function<void(const plan::Plan&)> on_plan;
@@ -81,6 +89,7 @@ class CpuBackend final : public Backend {
   bool least_budget = false;  // the smallest workspace that any plan needs
   int machine_threads = 0;    // threads the plan is made for; 0: the executor's
 
+  static std::size_t places_of_exponentials(const Mixture&) { return 3u; }
   std::string name() const override { return cpu::target_name(target_); }
 
   plan::Plan plan_of(const Problem& problem) const {
@@ -133,5 +142,6 @@ class CpuBackend final : public Backend {
   const cpu::Target& target_;
   cpu::Executor& executor_;
 };
+#endif
 
 }  // namespace logitless::test

@@ -19,6 +19,11 @@ using contract::OnEmpty;
 using contract::Problem;
 using contract::Reduction;
 
+// dtypes of X and W.
+struct Mixture {
+  DType x, w;
+};
+
 enum class Values {
   uniform,  // logits of a few units
   normal,   // the same, Gaussian

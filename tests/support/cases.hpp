@@ -27,9 +27,6 @@ struct SuiteCase {
   DialWish dials;
 };
 
-struct Mixture {
-  DType x, w;
-};
 inline constexpr std::array<Mixture, 6> kMixtures{{{DType::f32, DType::f32},
                                                    {DType::bf16, DType::bf16},
                                                    {DType::f16, DType::f16},

@@ -1,4 +1,5 @@
-// From the wishes of a suite case to a CpuBackend's dials: rows of a chunk, columns of a block, blocks kept and where.
+// From the wishes of a suite case to a TargetBackend's dials: rows of a chunk, columns of a block, blocks kept and
+// where.
 #pragma once
 
 #include "support/backend.hpp"
@@ -6,7 +7,7 @@
 
 namespace logitless::test {
 
-inline void apply(const SuiteCase& one, CpuBackend& backend) {
+inline void apply(const SuiteCase& one, TargetBackend& backend) {
   const Case& c = one.c;
   const DialWish& wish = one.dials;
   backend.least_budget = wish.least_budget;

@@ -91,7 +91,7 @@ inline Answer ask_reference(Sample s) {
   return out;
 }
 
-inline Answer ask(CpuBackend& backend, const Sample& s, const Answer* from = nullptr) {
+inline Answer ask(TargetBackend& backend, const Sample& s, const Answer* from = nullptr) {
   Answer out(s, false, from);
   Operands o = s.operands();
   out.into(o, from == nullptr);
@@ -222,7 +222,7 @@ struct Shape {
 };
 inline constexpr Shape kShapes[] = {{7, 300, 20}, {37, 261, 33}, {100, 37, 8}, {5, 530, 64}};
 
-inline void check_options(CpuBackend& backend, Kind kind, const Judge& judge, unsigned options, Mixture mixture,
+inline void check_options(TargetBackend& backend, Kind kind, const Judge& judge, unsigned options, Mixture mixture,
                           std::uint64_t seed) {
   const Shape shape = kShapes[seed % std::size(kShapes)];
   const Reduction reductions[] = {Reduction::mean, Reduction::sum, Reduction::none};
@@ -296,7 +296,7 @@ inline bool makes_sense(Kind kind, const Judge& judge, unsigned options) {
   if (judge.targets == Targets::teacher && (options & kUpEntropy) != 0) return false;
   return allowed(judge, options);
 }
-inline void turn_dials(CpuBackend& backend, std::uint64_t n) {
+inline void turn_dials(TargetBackend& backend, std::uint64_t n) {
   const std::int64_t chunks[] = {0, 16, 0, 64}, blocks[] = {0, 256, 512, 0};
   backend.dials = {};
   backend.dials.chunk = chunks[n % 4];
@@ -307,7 +307,7 @@ inline void turn_dials(CpuBackend& backend, std::uint64_t n) {
 
 // The unbiased filter on given logits: over many seeds each element's mean is the unfiltered one within six standard
 // errors of the stated variance, the target's and the large ones are untouched, and a small one is 0 or +-eps a.
-inline void check_filter(CpuBackend& backend) {
+inline void check_filter(TargetBackend& backend) {
   constexpr int seeds = 600;
   constexpr double eps = 0x1p-6;
   Sample s = stored(make(Kind::logits, kJudges[0], kRowWeight | kTemperature, Reduction::none, 5, 4, 300), DType::f32,

@@ -8,11 +8,25 @@
 #include <vector>
 
 #include "cpu/cpu.hpp"
+#include "cpu/kernels/table.hpp"
+#include "support/backend.hpp"
 
 namespace logitless::test {
 
 extern const cpu::Target emulated_target;  // emulated_target.hpp
 
+#if defined(LOGITLESS_TEST_CUDA)
+// Stands for the device among targets.
+inline const cpu::Target cuda_target{
+    .name = "cuda", .rows = {}, .f32 = {}, .bf16 = {}, .enter = nullptr, .leave = nullptr};
+
+inline bool supported(const cpu::Target&, const char** why) {
+  static const std::string text = "needs a GPU: " + CudaFixture::instance().why();
+  *why = text.c_str();
+  return CudaFixture::instance().device() != nullptr;
+}
+inline std::vector<const cpu::Target*> all_targets() { return {&cuda_target}; }
+#else
 inline bool supported(const cpu::Target& target, const char** why) {
   if (&target != &emulated_target) return cpu::target_supported(target, why);
   *why = "";
@@ -26,6 +40,7 @@ inline std::vector<const cpu::Target*> all_targets() {
   out.push_back(&emulated_target);
   return out;
 }
+#endif
 
 inline std::string target_parameter_name(const ::testing::TestParamInfo<const cpu::Target*>& parameter) {
   return cpu::target_name(*parameter.param);

@@ -102,6 +102,13 @@ __device__ __forceinline__ float kappa_of(const RowCall& call, std::int64_t row,
   return (keep * t + share) * w;
 }
 
+// e^40 = 2^58 leaves fp32 sums far from overflow.
+inline constexpr float kRepairAbove = 40.0F;
+__device__ __forceinline__ bool stands_above(const Rows& rows, std::int64_t slot) {
+  float const above = rows.m[slot] - rows.reference[slot];
+  return above > kRepairAbove && above < INFINITY;
+}
+
 // weight * x, 0 where the weight is 0 whatever x is.
 __device__ __forceinline__ float weighted(float weight, float x) { return weight == 0.0F ? 0.0F : weight * x; }
 

@@ -86,10 +86,8 @@ __global__ void __launch_bounds__(kThreads)
   bool const leaves_trace = !bad && !no_target;
   if (mode.exponentials) {
     // E refers to reference: what every entry of E, the target's too, is multiplied by.
-    float const reference = p.call == contract::Call::backward || !(rows.reference != nullptr)
-                                ? static_cast<float>(out.result.m)
-                                : rows.reference[slot];
-    if (p.call == contract::Call::backward) rows.reference[slot] = reference;
+    float reference = rows.reference[slot];
+    if (stands_above(rows, slot)) rows.reference[slot] = reference = rows.m[slot];
     double const scale = out.d.a * out.result.inv_s * exp(static_cast<double>(reference) - out.result.m);
     double const at_target = scale != 0.0 ? out.d.at_target * out.slope_y / scale : 0.0;
     rows.scale[slot] = leaves_trace ? static_cast<float>(scale) : 0.0F;

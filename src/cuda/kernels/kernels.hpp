@@ -32,6 +32,17 @@ void pair_statistics(const RowCall& call, const Rows& rows, const Block& block, 
 // JSD's third walk: adds the block's sums.
 void pair_mixture(const RowCall& call, const Rows& rows, const Block& block, bool first, cudaStream_t stream);
 
+// ---- repair_sm80.cu ---------------------------------------------------------------------------------------------------
+
+// A matrix of the operands' dtype whose columns are adjacent.
+struct Dense {
+  const void* data;
+  std::int64_t stride;  // elements between rows
+};
+// E of a kept block for rows far above their reference, whose reference becomes their maximum in finish_rows.
+void repair_exponentials(const RowCall& call, const Rows& rows, const Dense& x, const Dense& w, std::int64_t column0,
+                         std::int64_t columns, void* e, std::int64_t stride, cudaStream_t stream);
+
 // ---- finish_sm80.cu: between the passes ------------------------------------------------------------------------------
 
 // exponentials: gradients start from E; half_d: D is stored in fp16, times 2^exponent.

@@ -79,11 +79,11 @@ __global__ void __launch_bounds__(kThreads)
   s.least_exponent = 0;
   Status record{};
   if (first_wrong < p.rows) {
-    record = {2, kTargetOutOfRange, first_wrong, row::target_of(call.o.targets, first_wrong)};
+    record = {2, kTargetOutOfRange, first_wrong, row::target_of(call.o.targets, first_wrong), p.classes()};
   } else if (kept > rows.slots) {
-    record = {1, kMoreKept, kept, rows.slots};
+    record = {1, kMoreKept, kept, rows.slots, 0};
   } else if (s.reducer.empty && p.loss.on_empty == contract::OnEmpty::error) {
-    record = {3, kNothingKept, kept, 0};
+    record = {3, kNothingKept, kept, 0, 0};
   }
   // More rows than the host said: what is left out must not look like an answer.
   if (kept > rows.slots) s.reducer.factor = static_cast<double>(NAN);
@@ -107,7 +107,7 @@ __global__ void topk(const __grid_constant__ RowCall call, std::int64_t* all_ids
     std::int64_t const id = row::integer_at(call.o.topk_ids, i, at);
     bool bad = id < 0 || id >= p.vocab;
     for (std::int64_t before = 0; before < at && !bad; ++before) bad = ids[before] == id;
-    if (bad && !wrong && call.status->code == 0) *call.status = {2, kTopkId, i, id};
+    if (bad && !wrong && call.status->code == 0) *call.status = {2, kTopkId, i, id, p.vocab};
     wrong = wrong || bad;
     float value;
     memcpy(&value, row::row_of(call.o.topk_probs, i) + at * call.o.topk_probs.col_stride * 4, sizeof value);

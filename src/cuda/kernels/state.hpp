@@ -31,7 +31,7 @@ struct Scalars {
 struct Status {
   std::int32_t code;  // 0: nothing; an ll_status
   std::int32_t what;  // see StatusKind
-  std::int64_t row, value;
+  std::int64_t row, value, limit;
 };
 enum StatusKind : std::int32_t { kTargetOutOfRange = 1, kMoreKept = 2, kNothingKept = 3, kTopkId = 4 };
 
