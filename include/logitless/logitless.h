@@ -119,9 +119,15 @@ typedef struct ll_context_options {
   ll_parallel_for parallel_for; /* null: a pool of the context's own */
   void *parallel_for_user;
   const char *cpu_target; /* null: LOGITLESS_CPU_TARGET, or the best one; else scalar, avx2, avx512, avx512bf16, amx */
+  /* since 0.2 */
+  int32_t device; /* of LL_BACKEND_CUDA: the device's number, default 0 */
+  int32_t reserved;
 } ll_context_options;
 
+/* As ll_options_init_sized; the exported ll_context_options_init is for programs built with 0.1. */
+LL_API void ll_context_options_init_sized(ll_context_options *options, size_t bytes) LL_NOEXCEPT;
 LL_API void ll_context_options_init(ll_context_options *options) LL_NOEXCEPT;
+#define ll_context_options_init(options) ll_context_options_init_sized((options), sizeof(ll_context_options))
 /* options may be null. A context may be used from several threads; its calls then queue for its threads. */
 LL_API ll_status ll_context_create(const ll_context_options *options, ll_context **context) LL_NOEXCEPT;
 /* Plans of the context must be destroyed before it. Null is allowed. */
@@ -265,6 +271,10 @@ typedef struct ll_problem {
   /* Bytes of a buffer of the caller's in which forward keeps what backward then need not multiply again: both problems
    * name the same number, and backward costs (6 - 2f) R H V for the share f that fits. Kind linear. 0: none */
   uint64_t saved_bytes;
+  /* A bound of the kept rows that the caller knows before the call, 0: none. On CUDA kept rows are then gathered and
+   * products cover so many; more of them than that make the results NaN and a status (ll_check_status). The CPU counts
+   * for itself. */
+  int64_t most_kept_rows;
 } ll_problem;
 
 LL_API void ll_problem_init_sized(ll_problem *problem, size_t bytes) LL_NOEXCEPT;
@@ -362,13 +372,21 @@ LL_API void ll_arguments_init_sized(ll_arguments *arguments, size_t bytes) LL_NO
 LL_API void ll_arguments_init(ll_arguments *arguments) LL_NOEXCEPT;
 #define ll_arguments_init(arguments) ll_arguments_init_sized((arguments), sizeof(ll_arguments))
 
-/* The plan's call must be the function's. stream is null on the CPU. Calls return when the result is there (CPU). */
+/* The plan's call must be the function's. On the CPU stream is null, and calls return when the result is there. On CUDA
+ * stream is a cudaStream_t of the context's device: calls only enqueue, and may be captured into a graph; all tensors,
+ * the workspace and the counts are memory of that device (counts: any that it can write). What a call cannot refuse
+ * there, a target out of range or an empty mean, becomes NaN and is told by ll_check_status. */
 LL_API ll_status ll_forward(ll_plan *plan, const ll_arguments *arguments, void *workspace, size_t workspace_bytes,
                             void *stream) LL_NOEXCEPT;
 LL_API ll_status ll_forward_backward(ll_plan *plan, const ll_arguments *arguments, void *workspace,
                                      size_t workspace_bytes, void *stream) LL_NOEXCEPT;
 LL_API ll_status ll_backward(ll_plan *plan, const ll_arguments *arguments, void *workspace, size_t workspace_bytes,
                              void *stream) LL_NOEXCEPT;
+
+/* CUDA: waits for the stream and tells the first such thing since the last time: LL_ERROR_TARGET_RANGE naming row and
+ * value, LL_ERROR_EMPTY (mean over no row with on_empty error), or LL_ERROR_INVALID_ARGUMENT (more kept rows than
+ * most_kept_rows). Other backends refuse such calls at once: LL_OK. */
+LL_API ll_status ll_check_status(ll_context *context, void *stream) LL_NOEXCEPT;
 
 /* ---- helpers -------------------------------------------------------------------------------------------------------- */
 

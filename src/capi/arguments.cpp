@@ -188,12 +188,12 @@ bool same_view(const View& a, const View& b) {
 static_assert(sizeof(ll_arguments) / sizeof(void*) <= Regions::kMost);
 
 CheckedArguments checked_arguments(const ll_arguments* arguments, const Problem& p, const void* workspace,
-                                   std::size_t workspace_bytes) {
+                                   std::size_t workspace_bytes, Place place) {
   const ll_arguments a = read_struct(arguments, "arguments", "ll_arguments", default_arguments());
   check_presence(a, p);
 
   Regions regions;
-  Checker check(regions);
+  Checker check(regions, place);
   CheckedArguments out;
   Operands& o = out.operands;
   // Inputs first: the messages about overlap then name the output before the input.

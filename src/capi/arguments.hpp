@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "capi/views.hpp"
 #include "logitless/logitless.h"
 #include "plan/operands.hpp"
 
@@ -21,6 +22,6 @@ struct CheckedArguments {
 
 // Throws Failure; allocates only then. The workspace is checked by the caller but takes part in the overlap rule.
 CheckedArguments checked_arguments(const ll_arguments* arguments, const contract::Problem& problem,
-                                   const void* workspace, std::size_t workspace_bytes);
+                                   const void* workspace, std::size_t workspace_bytes, Place place);
 
 }  // namespace logitless::capi

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -96,28 +97,44 @@ void choose_target(ll_context& context, const char* asked) {
   context.target_reason = std::string("asked for by ") + who;
 }
 
-ll_context_options default_options() {
-  ll_context_options options;
-  ll_context_options_init(&options);
-  return options;
+ll_context_options first_options() {
+  return {.size = sizeof(ll_context_options),
+          .backend = LL_BACKEND_CPU,
+          .threads = 0,
+          .parallel_for = nullptr,
+          .parallel_for_user = nullptr,
+          .cpu_target = nullptr,
+          .device = 0,
+          .reserved = 0};
 }
 
 void check_backend(ll_backend backend) {
   if (backend == LL_BACKEND_CPU || backend == LL_BACKEND_REFERENCE) return;
   if (backend == LL_BACKEND_CUDA) {
+    if (cuda::built()) return;
     fail(LL_ERROR_UNSUPPORTED, std::string("backend: LL_BACKEND_CUDA; this build of logitless ") + ll_version() +
                                    " has LL_BACKEND_CPU and LL_BACKEND_REFERENCE, no CUDA");
   }
-  refuse("backend: " + number(std::int64_t{backend}) + "; must be LL_BACKEND_CPU (1) or LL_BACKEND_REFERENCE (2)");
+  refuse("backend: " + number(std::int64_t{backend}) +
+         "; must be LL_BACKEND_CPU (1), LL_BACKEND_REFERENCE (2) or LL_BACKEND_CUDA (3)");
 }
 
 std::string describe_text(const ll_context& context) {
   std::string out = std::string("logitless ") + ll_version() + "\n";
   out += "processor  " + cpu::describe_machine() + "\n";
-  out += std::string("backend    ") + name_of_backend(context.backend) + " (this build has cpu, reference)\n";
+  out += std::string("backend    ") + name_of_backend(context.backend) + " (this build has cpu, reference" +
+         (cuda::built() ? ", cuda)\n" : ")\n");
+  std::string missing;
+  if (context.device != nullptr)
+    out += "device     " + std::to_string(context.device_index) + ": " + cuda::describe_device(*context.device) + "\n";
+  else if (cuda::built())
+    out += cuda::device_count(&missing) > 0
+               ? "devices    " + std::to_string(cuda::device_count(&missing)) + " for cuda\n"
+               : "devices    none for cuda: " + missing + "\n";
   out += "threads    " + std::to_string(context.threads);
-  if (context.backend == LL_BACKEND_REFERENCE) {
-    out += " (the reference runs on the calling thread)\n";
+  if (context.backend != LL_BACKEND_CPU) {
+    out += context.backend == LL_BACKEND_CUDA ? " (unused: the device computes)\n"
+                                              : " (the reference runs on the calling thread)\n";
   } else {
     out += context.own_pool ? " (a pool of the context's own)\n" : " (the caller's executor)\n";
   }
@@ -139,10 +156,14 @@ std::string describe_text(const ll_context& context) {
 std::string describe_json(const ll_context& context) {
   std::string out =
       "{\"version\": " + json_string(ll_version()) + ", \"processor\": " + json_string(cpu::describe_machine());
-  out += ", \"backend\": " + json_string(name_of_backend(context.backend)) + ", \"backends\": [\"cpu\", \"reference\"]";
+  out += ", \"backend\": " + json_string(name_of_backend(context.backend)) + ", \"backends\": [\"cpu\", \"reference\"" +
+         (cuda::built() ? ", \"cuda\"]" : "]");
+  std::string missing;
+  out += ", \"cuda_devices\": " + std::to_string(cuda::device_count(&missing));
+  out += ", \"device\": " + (context.device != nullptr ? json_string(cuda::describe_device(*context.device)) : "null");
   out += ", \"threads\": " + std::to_string(context.threads);
   out += ", \"executor\": ";
-  out += context.backend == LL_BACKEND_REFERENCE ? "\"calling_thread\"" : context.own_pool ? "\"pool\"" : "\"caller\"";
+  out += context.backend != LL_BACKEND_CPU ? "\"calling_thread\"" : context.own_pool ? "\"pool\"" : "\"caller\"";
   out += ", \"cpu_target\": " + json_string(cpu::target_name(*context.target));
   out += ", \"cpu_target_reason\": " + json_string(context.target_reason) + ", \"cpu_targets\": [";
   int count = 0;
@@ -165,14 +186,15 @@ std::string describe_json(const ll_context& context) {
 using namespace logitless::capi;
 using namespace logitless;
 
-void ll_context_options_init(ll_context_options* options) noexcept {
-  if (options == nullptr) return;
-  *options = ll_context_options{.size = sizeof(ll_context_options),
-                                .backend = LL_BACKEND_CPU,
-                                .threads = 0,
-                                .parallel_for = nullptr,
-                                .parallel_for_user = nullptr,
-                                .cpu_target = nullptr};
+// The exported name fills what 0.1 had, as ll_options_init does.
+static_assert(offsetof(ll_context_options, device) == 40);
+
+void(ll_context_options_init)(ll_context_options* options) noexcept {
+  ll_context_options_init_sized(options, offsetof(ll_context_options, device));
+}
+
+void ll_context_options_init_sized(ll_context_options* options, size_t bytes) noexcept {
+  write_struct(options, bytes, first_options());
 }
 
 ll_status ll_context_create(const ll_context_options* options, ll_context** context) noexcept {
@@ -180,7 +202,7 @@ ll_status ll_context_create(const ll_context_options* options, ll_context** cont
     if (context == nullptr) refuse("context: null; must point at an ll_context*, which receives the new context");
     *context = nullptr;
     check_log_variable();
-    ll_context_options asked = default_options();
+    ll_context_options asked = first_options();
     if (options != nullptr) asked = read_struct(options, "options", "ll_context_options", asked);
     check_backend(asked.backend);
     if (asked.parallel_for == nullptr && asked.parallel_for_user != nullptr) {
@@ -192,7 +214,17 @@ ll_status ll_context_create(const ll_context_options* options, ll_context** cont
     choose_target(*made, asked.cpu_target);
     made->threads = choose_threads(asked.threads);
     made->own_pool = asked.parallel_for == nullptr;
-    if (asked.backend == LL_BACKEND_REFERENCE) {
+    if (asked.reserved != 0) refuse("reserved: " + number(std::int64_t{asked.reserved}) + "; must be 0");
+    if (asked.backend != LL_BACKEND_CUDA && asked.device != 0) {
+      refuse("device: " + number(std::int64_t{asked.device}) + "; must be 0 on a backend without devices");
+    }
+    if (asked.backend == LL_BACKEND_CUDA) {
+      made->threads = 1;
+      made->device_index = asked.device;
+      std::string why;
+      made->device = cuda::open_device(asked.device, &why);
+      if (made->device == nullptr) fail(LL_ERROR_UNSUPPORTED, "backend: LL_BACKEND_CUDA; " + why);
+    } else if (asked.backend == LL_BACKEND_REFERENCE) {
       made->threads = 1;
     } else if (made->own_pool) {
       made->executor = std::make_unique<cpu::Pool>(made->threads);
@@ -200,12 +232,27 @@ ll_status ll_context_create(const ll_context_options* options, ll_context** cont
       made->executor = std::make_unique<CallersExecutor>(asked.parallel_for, asked.parallel_for_user, made->threads);
     }
     if (logging(LL_LOG_INFO)) {
+      const std::string device =
+          made->device != nullptr ? "context: backend cuda, " + cuda::describe_device(*made->device) : std::string();
       const std::string message = std::string("context: backend ") + name_of_backend(made->backend) + ", target " +
                                   cpu::target_name(*made->target) + " (" + made->target_reason + "), " +
                                   std::to_string(made->threads) + " threads";
-      log(LL_LOG_INFO, message.c_str());
+      log(LL_LOG_INFO, device.empty() ? message.c_str() : device.c_str());
     }
     *context = made.release();
+  });
+}
+
+ll_status ll_check_status(ll_context* context, void* stream) noexcept {
+  return guarded([&] {
+    if (context == nullptr) refuse("context: null; must be a context made by ll_context_create");
+    if (context->device == nullptr) {
+      if (stream != nullptr) refuse("stream: " + address(stream) + "; must be null, this backend has no streams");
+      return;
+    }
+    int status = LL_OK;
+    std::string error = cuda::check_status(*context->device, stream, &status);
+    if (!error.empty()) fail(status == LL_OK ? LL_ERROR_INTERNAL : status, std::move(error));
   });
 }
 

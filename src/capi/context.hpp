@@ -7,6 +7,7 @@
 #include "capi/fork_lock.hpp"
 #include "capi/status.hpp"
 #include "cpu/cpu.hpp"
+#include "cuda/cuda.hpp"
 
 struct ll_context {
   ll_backend backend = LL_BACKEND_CPU;
@@ -15,12 +16,16 @@ struct ll_context {
   int threads = 1;
   bool own_pool = true;
   std::unique_ptr<logitless::cpu::Executor> executor;  // CPU backend only
-  logitless::capi::ForkLock lock;                      // calls of several threads queue for the executor
+  logitless::cuda::DevicePointer device;               // CUDA backend only
+  int device_index = 0;
+  logitless::capi::ForkLock lock;  // calls of several threads queue for the executor
 };
 
 namespace logitless::capi {
 
-inline const char* name_of_backend(ll_backend backend) { return backend == LL_BACKEND_CPU ? "cpu" : "reference"; }
+inline const char* name_of_backend(ll_backend backend) {
+  return backend == LL_BACKEND_CPU ? "cpu" : backend == LL_BACKEND_CUDA ? "cuda" : "reference";
+}
 
 // "text" and "json" of a format argument, refused otherwise.
 inline bool wants_json(ll_format format) {

@@ -50,17 +50,24 @@ ll_status ll_plan_create(ll_context* context, const ll_problem* problem, const l
     auto made = std::make_unique<ll_plan>();
     made->context = context;
     made->problem = checked_problem(problem, options, context->backend);
-    if (context->backend == LL_BACKEND_CPU) {
-      made->plan = plan::make_plan(made->problem, cpu::machine_of(*context->target, context->threads));
+    const bool planned = context->backend != LL_BACKEND_REFERENCE;
+    if (planned) {
+      made->plan = context->backend == LL_BACKEND_CUDA
+                       ? plan::make_gpu_plan(made->problem, cuda::machine_of(*context->device))
+                       : plan::make_plan(made->problem, cpu::machine_of(*context->target, context->threads));
       const auto least = static_cast<std::uint64_t>(made->plan.workspace_bytes);
       if (made->problem.budget != 0 && least > made->problem.budget) {
         fail(LL_ERROR_BUDGET, "memory_budget: " + std::to_string(made->problem.budget) +
                                   " bytes; this problem needs at least " + std::to_string(least));
       }
     }
+    if (context->backend == LL_BACKEND_CUDA) {
+      std::string why;
+      made->prepared = cuda::prepare(*context->device, made->plan, &why);
+      if (made->prepared == nullptr) fail(LL_ERROR_UNSUPPORTED, "problem: " + why);
+    }
     if (logging(LL_LOG_DEBUG)) {
-      log(LL_LOG_DEBUG,
-          (context->backend == LL_BACKEND_CPU ? made->plan.text() : reference_text(made->problem)).c_str());
+      log(LL_LOG_DEBUG, (planned ? made->plan.text() : reference_text(made->problem)).c_str());
     }
     *plan = made.release();
   });

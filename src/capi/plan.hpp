@@ -7,5 +7,6 @@
 struct ll_plan {
   ll_context* context = nullptr;
   logitless::contract::Problem problem;
-  logitless::plan::Plan plan;  // CPU backend; the reference has no dials and no workspace
+  logitless::plan::Plan plan;                 // CPU and CUDA; the reference has no dials and no workspace
+  logitless::cuda::PreparedPointer prepared;  // CUDA
 };

@@ -72,7 +72,7 @@ contract::DType input_dtype(const char* field, ll_dtype dtype, ll_backend backen
     case LL_F64:
       if (backend == LL_BACKEND_REFERENCE) break;
       fail(LL_ERROR_UNSUPPORTED, std::string(field) +
-                                     ": f64; the CPU backend takes f32, bf16 and f16, and f64 runs on a context of "
+                                     ": f64; this backend takes f32, bf16 and f16, and f64 runs on a context of "
                                      "LL_BACKEND_REFERENCE");
     default: refuse(std::string(field) + ": " + dtype_text(dtype) + "; must be f32, bf16, f16 or f64");
   }
@@ -512,7 +512,8 @@ ll_problem default_problem() {
                     .total_vocab = 0,
                     .inputs = 0,
                     .outputs = 0,
-                    .saved_bytes = 0};
+                    .saved_bytes = 0,
+                    .most_kept_rows = 0};
 }
 
 ll_options default_options() {
@@ -614,6 +615,16 @@ contract::Problem checked_problem(const ll_problem* problem, const ll_options* o
   checked.dw_contiguous = (p.flags & LL_GRAD_WEIGHT_STRIDED) == 0;
   checked.in_place = (p.flags & LL_IN_PLACE) != 0;
   checked.budget = p.memory_budget;
+  if (p.most_kept_rows < 0 || p.most_kept_rows > p.rows) {
+    refuse("most_kept_rows: " + number(p.most_kept_rows) + "; must be 0 (unknown) to rows " + number(p.rows));
+  }
+  checked.most_kept = p.most_kept_rows;
+  if (backend == LL_BACKEND_CUDA) {
+    // Numbers of rows are those of thread blocks, numbers of columns 32-bit words of the filter's hash.
+    constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
+    if (p.rows > most) refuse("rows: " + number(p.rows) + "; must be at most " + number(most) + " on CUDA");
+    if (p.vocab > most) refuse("vocab: " + number(p.vocab) + "; must be at most " + number(most) + " on CUDA");
+  }
   read_saved(p, checked);
   read_part(p, checked);
   read_bits(p, checked);

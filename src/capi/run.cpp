@@ -53,15 +53,26 @@ ll_status run(contract::Call call, ll_plan* plan, const ll_arguments* arguments,
       refuse(std::string("plan: made for ") + name_of_function(problem.call) +
              "; must be run by that function, not by " + name_of_function(call));
     }
-    if (stream != nullptr) refuse("stream: " + address(stream) + "; must be null, this backend has no streams");
+    ll_context& context = *plan->context;
+    const bool on_device = context.backend == LL_BACKEND_CUDA;
+    if (stream != nullptr && !on_device)
+      refuse("stream: " + address(stream) + "; must be null, this backend has no streams");
     const std::size_t needed = ll_plan_workspace_bytes(plan);
     check_workspace(workspace, workspace_bytes, needed);
-    const CheckedArguments checked = checked_arguments(arguments, problem, workspace, needed);
+    const CheckedArguments checked = checked_arguments(
+        arguments, problem, workspace, needed, {on_device ? LL_DEVICE_CUDA : LL_DEVICE_CPU, context.device_index});
 
     Outcome outcome;
     int status = LL_OK;
     std::string error;
-    ll_context& context = *plan->context;
+    if (on_device) {
+      error = cuda::run(*plan->prepared, checked.operands,
+                        {checked.loss, checked.kept_rows, checked.bad_rows, checked.correct_rows, checked.filter_kept,
+                         checked.filter_variance},
+                        workspace, stream, &status);
+      if (!error.empty()) fail(status == LL_OK ? LL_ERROR_INTERNAL : status, std::move(error));
+      return;
+    }
     if (context.backend == LL_BACKEND_REFERENCE) {
       error = reference::run(problem, checked.operands, &outcome, &status);
     } else {

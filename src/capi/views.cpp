@@ -35,28 +35,6 @@ std::string shape_text(const ll_tensor& t) {
   return text + "]";
 }
 
-ll_tensor read(const char* name, const ll_tensor* tensor, std::initializer_list<DType> allowed) {
-  const ll_tensor t = read_struct(tensor, name, "ll_tensor", ll_tensor{});
-  if (t.device_type != LL_DEVICE_CPU) {
-    refuse(std::string(name) + ": device_type " + number(std::int64_t{t.device_type}) +
-           "; must be LL_DEVICE_CPU (1) on this backend");
-  }
-  if (t.ndim < 0 || t.ndim > LL_MAX_NDIM) {
-    refuse(std::string(name) + ": ndim " + number(std::int64_t{t.ndim}) + "; must be 0 to " +
-           number(std::int64_t{LL_MAX_NDIM}));
-  }
-  for (const DType each : allowed) {
-    if (t.dtype == static_cast<ll_dtype>(each)) return t;
-  }
-  std::string text = std::string(name) + ": dtype " + name_of_dtype(t.dtype);
-  if (t.dtype < LL_NONE || t.dtype > LL_U8) text += " (" + number(std::int64_t{t.dtype}) + ")";
-  text += "; must be ";
-  for (const DType* each = allowed.begin(); each != allowed.end(); ++each) {
-    text += (each == allowed.begin() ? "" : " or ") + std::string(contract::name_of(*each));
-  }
-  refuse(text);
-}
-
 void check_output_strides(const char* name, const View& view) {
   if (view.cols > 1 && view.col_stride != 1) {
     refuse(std::string(name) + ": column stride " + number(view.col_stride) + "; an output's must be 1");
@@ -93,6 +71,32 @@ void Regions::check(bool in_place) const {
                             : "; must lie apart"));
     }
   }
+}
+
+ll_tensor Checker::read(const char* name, const ll_tensor* tensor, std::initializer_list<DType> allowed) const {
+  const ll_tensor t = read_struct(tensor, name, "ll_tensor", ll_tensor{});
+  if (t.device_type != place_.type) {
+    refuse(std::string(name) + ": device_type " + number(std::int64_t{t.device_type}) + "; must be " +
+           (place_.type == LL_DEVICE_CPU ? "LL_DEVICE_CPU (1)" : "LL_DEVICE_CUDA (2)") + " on this backend");
+  }
+  if (place_.type == LL_DEVICE_CUDA && t.device_id != place_.index) {
+    refuse(std::string(name) + ": device_id " + number(std::int64_t{t.device_id}) + "; must be " +
+           number(std::int64_t{place_.index}) + ", the context's device");
+  }
+  if (t.ndim < 0 || t.ndim > LL_MAX_NDIM) {
+    refuse(std::string(name) + ": ndim " + number(std::int64_t{t.ndim}) + "; must be 0 to " +
+           number(std::int64_t{LL_MAX_NDIM}));
+  }
+  for (const DType each : allowed) {
+    if (t.dtype == static_cast<ll_dtype>(each)) return t;
+  }
+  std::string text = std::string(name) + ": dtype " + name_of_dtype(t.dtype);
+  if (t.dtype < LL_NONE || t.dtype > LL_U8) text += " (" + number(std::int64_t{t.dtype}) + ")";
+  text += "; must be ";
+  for (const DType* each = allowed.begin(); each != allowed.end(); ++each) {
+    text += (each == allowed.begin() ? "" : " or ") + std::string(contract::name_of(*each));
+  }
+  refuse(text);
 }
 
 View Checker::matrix(const char* name, const ll_tensor* tensor, Role role, std::int64_t rows, std::int64_t cols,

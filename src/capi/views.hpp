@@ -38,11 +38,17 @@ class Regions {
   std::size_t count_ = 0;
 };
 
+// Where every tensor must lie.
+struct Place {
+  ll_device_type type = LL_DEVICE_CPU;
+  int index = 0;
+};
+
 enum class Role { input, output };
 
 class Checker {
  public:
-  explicit Checker(Regions& regions) : regions_(regions) {}
+  Checker(Regions& regions, Place place = {}) : regions_(regions), place_(place) {}
 
   View matrix(const char* name, const ll_tensor* tensor, Role role, std::int64_t rows, std::int64_t cols,
               std::initializer_list<DType> allowed);
@@ -59,7 +65,10 @@ class Checker {
   View column(const char* name, Role role, const ll_tensor& t);
   void finish(const char* name, Role role, const View& view);
 
+  ll_tensor read(const char* name, const ll_tensor* tensor, std::initializer_list<DType> allowed) const;
+
   Regions& regions_;
+  Place place_;
 };
 
 }  // namespace logitless::capi

@@ -17,6 +17,8 @@ struct DeviceDeleter {
 };
 using DevicePointer = std::unique_ptr<Device, DeviceDeleter>;
 
+// Whether this build has the backend at all.
+bool built();
 // Devices that the driver shows; 0 with *why where there is none, or no driver.
 int device_count(std::string* why);
 // Opens device `index`; null with *why. Allocates its status word.

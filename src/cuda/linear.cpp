@@ -167,6 +167,9 @@ class LinearRun {
       if (plan_.find("teacher_block") == nullptr && !adjacent(o_.teacher_w))
         return layout_error("teacher_weight", o_.teacher_w);
     }
+    if (o_.dw && o_.dw.rows > 1 && o_.dw.row_stride < p_.hidden)
+      return "grad_weight: row stride " + std::to_string(o_.dw.row_stride) + "; must be at least " +
+             std::to_string(p_.hidden) + ", as products write it";
     if (plan_.inside_blocks > 0 && reinterpret_cast<std::uintptr_t>(o_.dw.data) % 16 != 0)
       return "grad_weight: its data must be aligned to 16 bytes where the plan keeps exponentials in it";
     return {};
