@@ -54,25 +54,37 @@ std::string mebibytes(std::int64_t bytes) {
 
 }  // namespace
 
+const char* Plan::products() const {
+  if (gpu) return name_of(operand);
+  return bf16_products ? "bf16" : "f32";
+}
+
 std::string Plan::text() const {
   bool const linear = problem.kind == contract::Kind::linear;
   std::string out = std::string("plan: ") + (linear ? "linear" : "logits") + " " + name_of(problem.call) +
                     ", R=" + std::to_string(problem.rows);
   if (linear) out += " H=" + std::to_string(problem.hidden);
   out += " V=" + std::to_string(problem.vocab) + ", target " + machine.target + ", " + std::to_string(machine.threads) +
-         (machine.threads == 1 ? " thread\n" : " threads\n");
+         (gpu                    ? " multiprocessors\n"
+          : machine.threads == 1 ? " thread\n"
+                                 : " threads\n");
   if (linear) {
     out += std::string("dtypes: X ") + name_of(problem.x) + ", W " + name_of(problem.w) + ", dX " +
-           name_of(problem.dx) + ", dW " + name_of(problem.dw) + "; products in " + (bf16_products ? "bf16" : "f32") +
-           ", summed in f32\n";
+           name_of(problem.dx) + ", dW " + name_of(problem.dw) + "; products in " + products() + ", summed in f32\n";
     if (chunk > 0) {
       out += "dials: C=" + std::to_string(chunk) + " rows a chunk, B=" + std::to_string(block) +
              " columns a block, f=" + number(share) + " (" + std::to_string(kept_blocks) + " of " +
              std::to_string(blocks) + " blocks keep exponentials";
-      if (keep != Keep::none) out += std::string(" as ") + name_of(e_dtype);
+      if (keep != Keep::none)
+        out += std::string(" as ") + (gpu && !exponentials ? "logits in " : "") + name_of(e_dtype);
       if (inside_blocks > 0) out += ", " + std::to_string(inside_blocks) + " inside dW";
       if (kept_blocks > inside_blocks) out += ", " + std::to_string(kept_blocks - inside_blocks) + " in the workspace";
       out += ")\n";
+    }
+    if (gpu && chunk > 0) {
+      out += gathers ? "rows: kept ones are gathered, products cover " + std::to_string(slots) + " of " +
+                           std::to_string(problem.rows) + " (most_kept_rows)\n"
+                     : std::string("rows: products cover all, ignored ones too (most_kept_rows is not given)\n");
     }
   } else {
     out += std::string("dtypes: z ") + name_of(problem.z) + ", D " + name_of(problem.dz) + "\n";
@@ -119,7 +131,8 @@ std::string Plan::json() const {
   if (linear) {
     out += text("hidden_dtype", name_of(problem.x)) + text("weight_dtype", name_of(problem.w));
     out += text("grad_hidden_dtype", name_of(problem.dx)) + text("grad_weight_dtype", name_of(problem.dw));
-    out += text("products", bf16_products ? "bf16" : "f32");
+    out += text("products", products());
+    if (gpu) out += integer("product_rows", slots) + text("gathers", gathers ? "yes" : "no");
     out += integer("chunk_rows", chunk) + integer("block_columns", block) + integer("blocks", blocks);
     out += integer("kept_blocks", kept_blocks) + real("kept_share", share) + text("keep", name_of(keep));
     out += text("kept_dtype", name_of(e_dtype)) + integer("inside_blocks", inside_blocks) + real("flops", flops);

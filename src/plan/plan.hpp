@@ -73,6 +73,7 @@ struct Plan {
   std::vector<std::string> rejected;  // "settings: reason" a line; neighbours in C with one reason share a line
 
   std::int64_t columns_of(std::int64_t k) const { return std::min(block, problem.vocab - k * block); }
+  const char* products() const;  // dtype of their operands
   const Buffer* find(const char* name) const;
   std::string text() const;
   std::string json() const;
