@@ -20,5 +20,9 @@ install(FILES "${PROJECT_BINARY_DIR}/logitless-config.cmake" "${PROJECT_BINARY_D
 # pkg-config: the prefix follows from the file's own place, so an installed tree may be moved.
 file(RELATIVE_PATH LOGITLESS_PC_PREFIX "${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
 string(REGEX REPLACE "/$" "" LOGITLESS_PC_PREFIX "${LOGITLESS_PC_PREFIX}")
+set(LOGITLESS_PC_CUDA)
+if(LOGITLESS_HAS_CUDA)
+  set(LOGITLESS_PC_CUDA " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/logitless.pc.in" "${PROJECT_BINARY_DIR}/logitless.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/logitless.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 LOGS = BUILD / "logs"
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-CXX_SUFFIXES = {".c", ".h", ".cpp", ".hpp"}
+CXX_SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh"}
 # The only reasons for which a test may be skipped.
 LACKS_HARDWARE = re.compile(r"\b(this machine (lacks|has no)|this build is not for|needs (a GPU|an NPU|several hosts))\b", re.IGNORECASE)
 
