@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     from .pytorch import (
         LinearCrossEntropy,
         Outputs,
+        RowOutputs,
+        VocabPart,
         cross_entropy,
         distillation_loss,
         linear_cross_entropy,
+        merge_statistics,
         next_token_targets,
         op_calls,
         pack_keep_mask,
         policy_loss,
         token_logprobs,
         topk_distillation_loss,
+        vocab_parallel_linear_cross_entropy,
+        vocab_parallel_token_logprobs,
     )
 
 __version__ = version()
@@ -37,15 +42,20 @@ _LAZY = dict.fromkeys(
     (
         "LinearCrossEntropy",
         "Outputs",
+        "RowOutputs",
+        "VocabPart",
         "cross_entropy",
         "distillation_loss",
         "linear_cross_entropy",
+        "merge_statistics",
         "next_token_targets",
         "op_calls",
         "pack_keep_mask",
         "policy_loss",
         "token_logprobs",
         "topk_distillation_loss",
+        "vocab_parallel_linear_cross_entropy",
+        "vocab_parallel_token_logprobs",
     ),
     "pytorch",
 ) | {"patch": "integrations.huggingface", "unpatch": "integrations.huggingface"}
@@ -58,11 +68,14 @@ __all__ = [
     "LinearCrossEntropy",
     "Outputs",
     "PlanDescription",
+    "RowOutputs",
+    "VocabPart",
     "cross_entropy",
     "distillation_loss",
     "info",
     "library",
     "linear_cross_entropy",
+    "merge_statistics",
     "next_token_targets",
     "op_calls",
     "pack_keep_mask",
@@ -72,6 +85,8 @@ __all__ = [
     "token_logprobs",
     "topk_distillation_loss",
     "unpatch",
+    "vocab_parallel_linear_cross_entropy",
+    "vocab_parallel_token_logprobs",
 ]
 
 

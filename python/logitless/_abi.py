@@ -103,6 +103,8 @@ class ContextOptions(ctypes.Structure):
         ("parallel_for", c_void_p),
         ("parallel_for_user", c_void_p),
         ("cpu_target", c_char_p),
+        ("device", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -171,6 +173,7 @@ class Problem(ctypes.Structure):
         ("inputs", c_uint64),
         ("outputs", c_uint64),
         ("saved_bytes", c_uint64),
+        ("most_kept_rows", c_int64),
     ]
 
 
@@ -239,7 +242,7 @@ FUNCTIONS = {
     "ll_status_name": (c_char_p, [_STATUS]),
     "ll_last_error": (c_char_p, []),
     "ll_version": (c_char_p, []),
-    "ll_context_options_init": (None, [_POINTER]),
+    "ll_context_options_init_sized": (None, [_POINTER, c_size_t]),
     "ll_context_create": (_STATUS, [_POINTER, _POINTER]),
     "ll_context_destroy": (None, [_POINTER]),
     "ll_context_describe": (_STATUS, [_POINTER, c_int32, c_char_p, c_size_t, _POINTER]),
@@ -254,6 +257,7 @@ FUNCTIONS = {
     "ll_forward": (_STATUS, [_POINTER, _POINTER, _POINTER, c_size_t, _POINTER]),
     "ll_forward_backward": (_STATUS, [_POINTER, _POINTER, _POINTER, c_size_t, _POINTER]),
     "ll_backward": (_STATUS, [_POINTER, _POINTER, _POINTER, c_size_t, _POINTER]),
+    "ll_check_status": (_STATUS, [_POINTER, _POINTER]),
     "ll_next_token_targets": (_STATUS, [_POINTER, _POINTER, _POINTER, c_int64, _POINTER]),
     "ll_merge_statistics": (_STATUS, [_POINTER, c_int64, _POINTER]),
 }

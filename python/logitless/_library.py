@@ -81,7 +81,7 @@ def context(backend: int, threads: int) -> int:
         if (backend, threads) not in _contexts:
             loaded = library()
             options = _abi.ContextOptions()
-            loaded.ll_context_options_init(ctypes.byref(options))
+            loaded.ll_context_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))
             options.backend = backend
             options.threads = threads
             made = ctypes.c_void_p()

@@ -17,10 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _abi, _engine
+from . import _abi, _engine, _parts
+from ._parts import RowOutputs
 from ._settings import call_text, number_of, settings
 
-__all__ = ["Result", "cross_entropy", "linear_cross_entropy", "next_token_targets"]
+__all__ = [
+    "Result",
+    "RowOutputs",
+    "VocabPart",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "merge_statistics",
+    "next_token_targets",
+]
 
 Array = npt.NDArray[Any]
 
@@ -86,11 +95,7 @@ def linear_cross_entropy(
     Labels of a language model: next_token_targets shifts them. Raises ValueError, TypeError, IndexError as the PyTorch
     function does.
     """
-    if np.ndim(input) < 1 or np.ndim(linear_weight) != 2 or np.shape(input)[-1] != np.shape(linear_weight)[1]:
-        raise ValueError(
-            f"input, linear_weight: shapes {list(np.shape(input))}, {list(np.shape(linear_weight))}; must be [..., H] "
-            "and [V, H]"
-        )
+    _check_head(input, linear_weight)
     inputs = {"hidden": input.reshape(-1, input.shape[-1]), "weight": linear_weight}
     if linear_bias is not None:
         inputs["bias"] = _shaped("linear_bias", linear_bias, (len(linear_weight),))
@@ -147,6 +152,96 @@ def next_token_targets(
     at = [None if tensor is None else ctypes.byref(tensor) for tensor in tensors]
     check(library().ll_next_token_targets(at[0], at[1], at[2], ignore_index, at[3]))
     return targets
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabPart(_parts.Part):
+    """logitless.VocabPart on arrays: columns [first_column, first_column + V) of total_vocab classes, with options.
+
+    stats = merge_statistics([part.statistics(...) for each part]); rows = part.outputs(stats, target); dX, dW, db =
+    part.gradients(..., stats) of each part, dX to be summed over the parts. Arrays by name: class_weight [total_vocab],
+    row_weight [...], row_temperature [...].
+    """
+
+    def statistics(
+        self, hidden: Array, weight: Array, target: Array, *, bias: Array | None = None, **arrays: Array | None
+    ) -> Array:
+        """Statistics [R, 8] float32 of this part's columns; hidden [..., H], weight [V, H], target [...]."""
+        inputs = self._inputs(hidden, weight, target, bias, arrays)
+        return _execute(self._text(_abi.FORWARD, list(inputs), ["stats"]), list(inputs.values()), 1.0)[0]
+
+    def outputs(
+        self, stats: Array, target: Array, *, class_weight: Array | None = None, row_weight: Array | None = None
+    ) -> RowOutputs:
+        """Rows' losses, log-sum-exps, log-probabilities and (entropy=True) entropies of merged statistics [...]."""
+        flat = target.reshape(-1)
+        _shaped("stats", stats, (flat.size, _parts.SIZE))
+        kept = flat != self.ignore_index
+        one = np.ones((), np.float64)
+        of_class = one if class_weight is None else np.asarray(class_weight, np.float64)[np.where(kept, flat, 0)]
+        of_row = one if row_weight is None else np.asarray(row_weight, np.float64).reshape(-1)
+        with np.errstate(all="ignore"):  # -inf and NaN are values here
+            rows = self._rows(np, stats.astype(np.float64), kept, of_class, of_row)
+            return RowOutputs(*[None if row is None else row.astype(np.float32).reshape(target.shape) for row in rows])
+
+    def gradients(
+        self,
+        hidden: Array,
+        weight: Array,
+        target: Array,
+        stats: Array,
+        *,
+        bias: Array | None = None,
+        grad_row_loss: Array | None = None,
+        grad_lse: Array | None = None,
+        grad_logprob: Array | None = None,
+        grad_entropy: Array | None = None,
+        wanted: Sequence[str] = ("hidden", "weight", "bias"),
+        **arrays: Array | None,
+    ) -> tuple[Array | None, Array | None, Array | None]:
+        """(dX, dW, db) from merged statistics and upstream gradients [...]; dX is this part's summand.
+
+        Where no upstream gradient is given, grad_row_loss is all ones."""
+        self._check_entropy(grad_entropy)
+        given = (grad_row_loss, grad_lse, grad_logprob, grad_entropy)
+        upstream = {
+            name: _row(name, value, target.shape)
+            for name, value in zip(_parts.UPSTREAM, given, strict=True)
+            if value is not None
+        }
+        if upstream and grad_row_loss is None:  # left out it would count as ones
+            upstream["grad_row_loss"] = np.zeros(target.size, np.float32)
+        inputs = self._inputs(hidden, weight, target, bias, arrays)
+        names = [name for name in ("hidden", "weight", "bias") if name in inputs and name in wanted]
+        if not names:
+            return None, None, None
+        text = self._text(_abi.BACKWARD, [*inputs, "stats", *upstream], ["grad_" + name for name in names])
+        found = _execute(text, [*inputs.values(), stats, *upstream.values()], 1.0)
+        made = dict(zip(names, found, strict=True))
+        dx = made.get("hidden")
+        return None if dx is None else dx.reshape(hidden.shape), made.get("weight"), made.get("bias")
+
+    def _inputs(
+        self, hidden: Array, weight: Array, target: Array, bias: Array | None, arrays: dict[str, Array | None]
+    ) -> dict[str, Array]:
+        self._check_names(arrays)
+        _check_head(hidden, weight)
+        leading = hidden.shape[:-1]
+        inputs = {"hidden": hidden.reshape(-1, hidden.shape[-1]), "weight": weight}
+        if bias is not None:
+            inputs["bias"] = _shaped("bias", bias, (len(weight),))
+        inputs["targets"] = _shaped("target", target, leading).reshape(-1)
+        for name, array in arrays.items():
+            if array is not None:
+                inputs[name] = _row(name, array, (self.total_vocab,) if name == "class_weight" else leading)
+        return inputs
+
+
+def merge_statistics(parts: Sequence[Array]) -> Array:
+    """Statistics [R, 8] of the whole from those of its parts, in that order (which changes roundings alone)."""
+    if not parts:
+        raise ValueError("parts: empty; must be statistics of at least one part")
+    return _parts.merged([np.ascontiguousarray(part, np.float32) for part in parts])
 
 
 # ---- one road ------------------------------------------------------------------------------------------------------
@@ -277,3 +372,11 @@ def _shaped(name: str, array: Array, shape: tuple[int, ...]) -> Array:
 
 def _row(name: str, array: Array, leading: tuple[int, ...]) -> Array:
     return _shaped(name, array, leading).reshape(-1).astype(np.float32, copy=False)
+
+
+def _check_head(hidden: Array, weight: Array) -> None:
+    if np.ndim(hidden) < 1 or np.ndim(weight) != 2 or np.shape(hidden)[-1] != np.shape(weight)[1]:
+        raise ValueError(
+            f"input, linear_weight: shapes {list(np.shape(hidden))}, {list(np.shape(weight))}; must be [..., H] "
+            "and [V, H]"
+        )

@@ -52,7 +52,8 @@ def linear_cross_entropy(
     """
     if vocab_parallel_options is not None:
         raise NotImplementedError(
-            "vocab_parallel_options: a vocabulary split over ranks is not served by this face yet"
+            "vocab_parallel_options: not taken here; call logitless.vocab_parallel_linear_cross_entropy, with "
+            "first_column=start and total_vocab where parts are not of equal size"
         )
     if filter_e_grad != filter_c_grad:
         raise ValueError(

@@ -57,7 +57,10 @@ def linear_cross_entropy(
     Raises NotImplementedError for a head split over a process group, ValueError for a reduction other than "none".
     """
     if dist_process_group is not None:
-        raise NotImplementedError("dist_process_group: a vocabulary split over ranks is not served by this face yet")
+        raise NotImplementedError(
+            "dist_process_group: not taken here; call logitless.vocab_parallel_token_logprobs(..., group=..., "
+            "return_entropy=True)"
+        )
     if reduction != "none":
         raise ValueError(f"reduction: {reduction!r}; must be 'none', since log-probabilities and entropies are per row")
     rows = hidden.reshape(-1, hidden.shape[-1])
