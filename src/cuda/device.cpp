@@ -67,6 +67,7 @@ plan::GpuMachine machine_of(const Device& device) {
   m.minor = device.minor;
   m.multiprocessors = device.multiprocessors;
   m.memory_bytes = device.memory_bytes;
+  m.own_product = device.major == 9 && device.minor == 0;
   if (device.major >= 9) {
     // H200: products 650 to 720 TFLOP/s under its power limit, copies 4.3 TB/s (docs/performance.md).
     m.half_tflops = 660.0;

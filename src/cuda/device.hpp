@@ -8,6 +8,7 @@
 
 #include "cuda/blas.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/kernels/first_product_sm90.hpp"
 #include "cuda/kernels/state.hpp"
 
 namespace logitless::cuda {
@@ -50,6 +51,8 @@ class Prepared {
   Device& device;
   const plan::Plan& plan;
   std::unique_ptr<Products> products;  // kind linear
+  // Where the plan has the own product: a row's reference from one leaf, statistics alone, with E, and D.
+  FirstProductPlan reference, statistics, exponentials, gradient;
 };
 
 // Arrays of a number a slot, where the plan's ledger has them.

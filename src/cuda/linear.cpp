@@ -28,7 +28,7 @@ void each_product(const plan::Plan& plan, const std::function<void(const Product
   bool const all_exponentials = plan.exponentials && plan.kept_blocks == plan.blocks;
   for (std::int64_t const width : widths) {
     for (std::int64_t const rows : chunks) {
-      if (p.call != Call::backward || !all_exponentials)
+      if (!plan.own_product)
         visit({Form::logits, rows, width, p.hidden, p.hidden, p.hidden, ld, plan.operand, DType::f32});
       if (!p.wants_gradient() || all_exponentials) continue;
       if (p.dx != DType::none)
@@ -54,8 +54,45 @@ struct Matrix {
 
 class LinearRun {
  public:
+  // What the own product's variants are made for: which pointers are null is all that matters.
+  static FirstProduct shape_of(const plan::Plan& plan, Store store, bool finds_reference) {
+    static float some = 0.0F;
+    static std::int32_t place = 0;
+    contract::Problem const& p = plan.problem;
+    FirstProduct out;
+    out.rows = plan.slots;
+    out.columns = std::min(finds_reference ? std::int64_t{first_product_leaf} : plan.block, p.vocab);
+    out.hidden = out.ldx = out.ldw = p.hidden;
+    out.ldout = round_up(out.columns, 8);
+    out.store = store;
+    describe_transform(p, &some, &some, &out);
+    if (finds_reference) {
+      out.leaf_m = &some;
+      return out;
+    }
+    out.reference = out.row_scale = out.row_shift = out.at_target = out.z_y = &some;
+    if (store != Store::gradient) {
+      out.r = &some;
+      if (p.wants_kappa() || p.mean_logit) out.u = &some;
+      if (p.wants_entropy()) out.t = &some;
+      if (p.sum_p2) out.g = &some;
+      if (p.argmax) out.leaf_max = &some, out.leaf_argmax = &place;
+    }
+    return out;
+  }
+
+  static void describe_transform(const contract::Problem& p, const float* bias, const float* row_temperature,
+                                 FirstProduct* out) {
+    out->bias = p.bias != DType::none ? bias : nullptr;
+    out->row_temperature = p.row_temperature ? row_temperature : nullptr;
+    out->scale = static_cast<float>(p.loss.logit_scale);
+    out->softcap = static_cast<float>(p.loss.softcap);
+    out->temperature = static_cast<float>(p.loss.temperature);
+  }
+
   LinearRun(Prepared& prepared, const Operands& o, const ResultViews& results, char* workspace, cudaStream_t stream)
-      : plan_(prepared.plan),
+      : prepared_(prepared),
+        plan_(prepared.plan),
         p_(plan_.problem),
         o_(o),
         results_(results),
@@ -95,11 +132,17 @@ class LinearRun {
         *array = a;
         a += plan.slots;
       }
-    if (auto* a = reinterpret_cast<float*>(buffer("row_scales")); a != nullptr)
+    if (auto* a = reinterpret_cast<float*>(buffer("row_scales")); a != nullptr) {
       for (float** array : {&rows.reference, &rows.scale, &rows.shift, &rows.at_target}) {
         *array = a;
         a += plan.slots;
       }
+      if (plan.own_product && plan.problem.wants_gradient())
+        for (float** array : {&rows.d_reference, &rows.d_scale, &rows.d_at_target}) {
+          *array = a;
+          a += plan.slots;
+        }
+    }
     rows.argmax = reinterpret_cast<std::int64_t*>(buffer("row_argmax"));
     rows.gradient = reinterpret_cast<row::GradientRow*>(buffer("row_gradients"));
     rows.pair_sums = reinterpret_cast<contract::PairStatistics<double>*>(buffer("row_pair_sums"));
@@ -122,8 +165,12 @@ class LinearRun {
                    stream_);
     x_ = operand_of(o_.x, "x_rows", operand_);
     if (p_.distils()) teacher_x_ = operand_of(o_.teacher_x, "teacher_rows", teacher_operand());
+    if (plan_.own_product) prepare_own();
     if (p_.call != Call::backward) {
-      walk_forward();
+      if (plan_.own_product)
+        walk_own();
+      else
+        walk_forward();
       if (p_.pairs()) finish_both();
     }
     bool const gradient = p_.wants_gradient();
@@ -154,11 +201,24 @@ class LinearRun {
     return std::string(name) + ": strides [" + std::to_string(v.row_stride) + "," + std::to_string(v.col_stride) +
            "]; this plan's products read it in place: columns must be adjacent and rows apart (make it contiguous)";
   }
+  // What the copy engine can read.
+  static bool in_boxes(const View& v) {
+    return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && (v.rows <= 1 || v.row_stride % 8 == 0);
+  }
+  static std::string alignment_error(const char* name, const View& v) {
+    return std::string(name) + ": strides [" + std::to_string(v.row_stride) + "," + std::to_string(v.col_stride) +
+           "] at an address of " + std::to_string(reinterpret_cast<std::uintptr_t>(v.data) % 16) +
+           " modulo 16; this plan's product needs rows aligned to 16 bytes (make it contiguous)";
+  }
   std::string check() const {
     if (p_.rows > 0 && p_.call == Call::backward && !o_.stats)
       return "stats: needed by backward of kind linear (shape [R," + std::to_string(p_.statistics()) +
              "], written by forward)";
     if (p_.rows == 0) return {};
+    if (plan_.own_product) {
+      if (plan_.find("x_rows") == nullptr && !in_boxes(o_.x)) return alignment_error("hidden", o_.x);
+      if (!in_boxes(o_.w)) return alignment_error("weight", o_.w);
+    }
     if (plan_.find("x_rows") == nullptr && !adjacent(o_.x)) return layout_error("hidden", o_.x);
     if (plan_.find("w_block") == nullptr && !adjacent(o_.w)) return layout_error("weight", o_.w);
     if (p_.distils()) {
@@ -278,6 +338,91 @@ class LinearRun {
         if (p_.pairs()) pair_statistics(call_, rows_, b, block == 0, stream_);
       });
     }
+    repair_kept();
+  }
+
+  // Bias and temperatures as the own product reads them.
+  void prepare_own() {
+    if (p_.bias != DType::none) {
+      View const flat{o_.bias.data, o_.bias.dtype, 1, p_.vocab, 0, o_.bias.row_stride};
+      convert_rows(flat, 0, 1, at<float>("bias"), DType::f32, p_.vocab, stream_);
+    }
+    if (p_.row_temperature) gather_floats(o_.row_temperature, rows_, 1.0F, at<float>("row_temperature"), stream_);
+  }
+
+  FirstProduct own_product(std::int64_t block, Matrix w) const {
+    FirstProduct out;
+    out.x = x_.data;
+    out.ldx = x_.stride;
+    out.w = w.data;
+    out.ldw = w.stride;
+    out.rows = n_;
+    out.columns = plan_.columns_of(block);
+    out.hidden = p_.hidden;
+    out.target = rows_.target;
+    out.target_from = block * plan_.block;
+    const float* const bias = at<float>("bias");
+    describe_transform(p_, bias == nullptr ? nullptr : bias + block * plan_.block, at<float>("row_temperature"), &out);
+    return out;
+  }
+  void launch_own(const FirstProductPlan& plan, const FirstProduct& product) {
+    if (!error_.empty()) return;
+    if (const char* const wrong = launch_first_product(plan, product, stream_); wrong != nullptr) note(wrong);
+  }
+
+  void walk_own() {
+    if (n_ == 0) return;
+    auto* const leaves = at<float>("leaves");
+    FirstProduct first = own_product(0, weight_block(0));
+    first.columns = std::min(first.columns, std::int64_t{first_product_leaf});
+    first.target = nullptr;
+    first.leaf_m = rows_.reference;
+    launch_own(prepared_.reference, first);
+    for (std::int64_t block = 0; block < plan_.blocks; ++block) {
+      FirstProduct product = own_product(block, weight_block(block));
+      std::int64_t const count = (product.columns + first_product_leaf - 1) / first_product_leaf, size = count * n_;
+      product.reference = rows_.reference;
+      product.z_y = rows_.z_y;
+      product.r = leaves;
+      if (p_.wants_kappa() || p_.mean_logit) product.u = leaves + size;
+      if (p_.wants_entropy()) product.t = leaves + 2 * size;
+      if (p_.sum_p2) product.g = leaves + 3 * size;
+      if (p_.argmax) {
+        product.leaf_max = leaves + 4 * size;
+        product.leaf_argmax = reinterpret_cast<std::int32_t*>(leaves + 5 * size);
+      }
+      bool const stays = keeps(block);
+      if (stays) {
+        product.store = Store::exponentials;
+        product.out = kept(block);
+        product.ldout = ld_;
+      }
+      launch_own(stays ? prepared_.exponentials : prepared_.statistics, product);
+      merge_leaf_statistics(call_, rows_,
+                            {product.r, product.u, product.t, product.g, product.leaf_max, product.leaf_argmax,
+                             p_.argmax ? rows_.z_y + plan_.slots : nullptr, count, n_},
+                            block * plan_.block, product.columns, block == 0, stream_);
+    }
+    Matrix const w = weight_block(0);
+    settle_statistics(call_, rows_, {x_.data, x_.stride}, {w.data, w.stride}, stream_);
+    repair_kept();
+  }
+
+  // D of a block, multiplied out again.
+  void own_gradient(std::int64_t block, Matrix w, Matrix d) {
+    FirstProduct product = own_product(block, w);
+    product.store = Store::gradient;
+    product.out = d.data;
+    product.ldout = d.stride;
+    product.reference = rows_.d_reference;
+    product.row_scale = rows_.d_scale;
+    product.row_shift = rows_.shift;
+    product.at_target = rows_.d_at_target;
+    product.dead = rows_.flag;
+    launch_own(prepared_.gradient, product);
+  }
+
+  void repair_kept() {
     if (!plan_.exponentials) return;
     Dense const x{x_.data, x_.stride};
     for (std::int64_t block = 0; block < plan_.kept_blocks; ++block) {
@@ -382,17 +527,26 @@ class LinearRun {
     bool const stayed = keeps(block) && !plan_.exponentials;
     each_chunk([&](std::int64_t c0, std::int64_t rows) {
       float* const z = stayed ? reinterpret_cast<float*>(kept(block)) + c0 * ld_ : logits_;
+      if (plan_.own_product) {
+        Matrix const d{at<char>("d"), ld_};
+        own_gradient(block, w, d);
+        spend_gradient(block, w, x, d, c0, rows);
+        return;
+      }
       if (!stayed) multiply_logits(block, w, c0, rows, z);
       if (p_.distils()) multiply_teacher(block, teacher, c0, rows);
       char* const half = at<char>("d");
       Matrix const d{half != nullptr ? half : bytes(z), ld_};
       row_gradients(call_, rows_, block_of(block, c0, rows, z, stayed && shapes()), d.data, operand_, ld_, stream_);
-      sum_bias(block, c0, rows, d, operand_, false);
-      if (wants_dx()) multiply_hidden(block, d, w, c0, rows);
-      if (wants_dw())
-        multiply_weight(block, d, {x.data + c0 * x.stride * size_of(operand_), x.stride}, rows, c0 == 0,
-                        c0 + rows == n_);
+      spend_gradient(block, w, x, d, c0, rows);
     });
+  }
+
+  void spend_gradient(std::int64_t block, Matrix w, Matrix x, Matrix d, std::int64_t c0, std::int64_t rows) {
+    sum_bias(block, c0, rows, d, operand_, false);
+    if (wants_dx()) multiply_hidden(block, d, w, c0, rows);
+    if (wants_dw())
+      multiply_weight(block, d, {x.data + c0 * x.stride * size_of(operand_), x.stride}, rows, c0 == 0, c0 + rows == n_);
   }
 
   // No row at all.
@@ -404,6 +558,7 @@ class LinearRun {
     if (o_.db) cudaMemsetAsync(o_.db.data, 0, static_cast<std::size_t>(p_.vocab * size_of(p_.db)), stream_);
   }
 
+  const Prepared& prepared_;
   const plan::Plan& plan_;
   const contract::Problem& p_;
   const Operands& o_;
@@ -429,14 +584,28 @@ Rows row_arrays(const plan::Plan& plan, char* workspace, std::int64_t slots) {
 
 PreparedPointer prepare(Device& device, const plan::Plan& plan, std::string* why) {
   CurrentDevice const current(device.index);
-  PreparedPointer made(new Prepared{device, plan, nullptr});
+  PreparedPointer made(new Prepared{device, plan, nullptr, {}, {}, {}, {}});
   if (plan.problem.kind != contract::Kind::linear || plan.chunk == 0) return made;
-  made->products = std::make_unique<Products>(*device.blas, plan.find("blas")->bytes);
+  plan::Buffer const* const room = plan.find("blas");  // none where this library's own product is all there is
+  made->products = std::make_unique<Products>(*device.blas, room != nullptr ? room->bytes : 256);
   std::string error;
   if (plan.problem.rows > 0)
     each_product(plan, [&](const Product& product) {
       if (error.empty()) error = made->products->resolve(product);
     });
+  if (error.empty() && plan.own_product) {
+    auto const make = [&](FirstProductPlan* out, Store store, bool reference) {
+      const char* const wrong =
+          make_first_product(LinearRun::shape_of(plan, store, reference), device.multiprocessors, out);
+      if (wrong != nullptr && error.empty()) error = wrong;
+    };
+    if (plan.problem.call != Call::backward) {
+      make(&made->reference, Store::nothing, true);
+      make(&made->statistics, Store::nothing, false);
+      if (plan.exponentials) make(&made->exponentials, Store::exponentials, false);
+    }
+    if (plan.problem.wants_gradient() && plan.kept_blocks < plan.blocks) make(&made->gradient, Store::gradient, false);
+  }
   if (error.empty()) return made;
   *why = error;
   return nullptr;

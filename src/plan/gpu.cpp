@@ -38,6 +38,7 @@ class GpuPlanner {
     slots_ = gathers_ ? p.most_kept : rows_;
     operand_ = half_products(p) ? p.x : DType::f32;
     exponentials_ = gpu_exponentials(p);
+    own_ = m.own_product && gpu_own_product(p);
     extra_ = exponentials_ && p.loss.smoothing > 0 && wants_dw(p) ? correction_rows : 0;
     budget_ = p.budget == 0 ? std::numeric_limits<std::int64_t>::max()
                             : static_cast<std::int64_t>(std::min<std::uint64_t>(p.budget, std::uint64_t{1} << 62));
@@ -116,6 +117,8 @@ class GpuPlanner {
       }
     }
     bool const may_keep = p_.call == Call::forward_backward && p_.wants_gradient() && !p_.pairs();
+    // The own product covers all rows at once.
+    if (own_) chunks.assign(1, slots_);
     for (std::int64_t block : blocks)
       for (std::int64_t chunk : chunks) {
         GpuSetting s{chunk, block, 0, 0};
@@ -197,9 +200,9 @@ class GpuPlanner {
     out.add("row_target", DType::i64, n, 1, 1);
     out.add("row_flag", DType::u8, n, 1, 1);
     out.add("row_loss", DType::f64, n, 1, 1);
-    if (p_.call != Call::backward) out.add("row_statistics", DType::f32, 9, n, 1);
+    if (p_.call != Call::backward) out.add("row_statistics", DType::f32, own_ && p_.argmax ? 10 : 9, n, 1);
     if (p_.argmax) out.add("row_argmax", DType::i64, n, 1, 1);
-    out.add("row_scales", DType::f32, 4, n, 1);
+    out.add("row_scales", DType::f32, own_ && gradient ? 7 : 4, n, 1);
     if (gradient) out.add("row_gradients", DType::i64, 11, n, 1);
     if (p_.pairs()) {
       if (p_.call != Call::backward) out.add("row_pair_sums", DType::f64, 8, n, 1);
@@ -217,7 +220,13 @@ class GpuPlanner {
     }
     if (!linear) return out;
     if (gradient && operand_ == DType::f16) out.add("row_exponent", DType::i32, n, 1, 1);
-    out.add("blas", DType::u8, blas_bytes(), 1, 1);
+    if (!own_ || gradient) out.add("blas", DType::u8, blas_bytes(), 1, 1);
+    if (own_) {
+      std::int64_t const leaves = ceil_div(std::min(s.block, p_.vocab), 256);
+      if (p_.call != Call::backward) out.add("leaves", DType::f32, leaf_arrays(), leaves, n);
+      if (p_.bias != DType::none) out.add("bias", DType::f32, p_.vocab, 1, 1);
+      if (p_.row_temperature) out.add("row_temperature", DType::f32, n, 1, 1);
+    }
     if (gathers_ || p_.x != operand_) out.add("x_rows", operand_, n, p_.hidden, 1);
     if (p_.w != operand_) out.add("w_block", operand_, columns, p_.hidden, 1);
     if (p_.distils()) {
@@ -227,7 +236,7 @@ class GpuPlanner {
       out.add("teacher_logits", DType::f32, chunk, columns, 1);
     }
     bool const logits_in_place = !exponentials_ && all_kept(s);
-    if (!logits_in_place) out.add("logits", DType::f32, chunk, columns, 1);
+    if (!logits_in_place && !own_) out.add("logits", DType::f32, chunk, columns, 1);
     if (from_logits(s) && operand_ != DType::f32) out.add("d", operand_, chunk, columns, 1);
     if (dw) out.add("x_columns", operand_, n + extra_, p_.hidden, 1);
     if (dx) out.add("dx_sum", DType::f32, n, p_.hidden, 1);
@@ -250,6 +259,12 @@ class GpuPlanner {
   bool needs_block(const GpuSetting& s) const {
     if (p_.dw == DType::f32) return false;
     return operand_ == DType::f32 || (from_logits(s) && s.chunk < slots_);
+  }
+
+  // r, u, t, g, the largest logit and its column; fewer where fewer are wanted.
+  std::int64_t leaf_arrays() const {
+    if (p_.wants_entropy() || p_.sum_p2 || p_.argmax) return 6;
+    return p_.wants_kappa() || p_.mean_logit ? 2 : 1;
   }
 
   double rate_of(std::int64_t columns) const {
@@ -292,9 +307,10 @@ class GpuPlanner {
     double const rate = rate_of(s.block) * std::min(1.0, 0.3 + 0.7 * static_cast<double>(rows) / 2048.0);
     double seconds = flops_of(s) / rate;
     double bytes = 0.0;
-    if (p_.call != Call::backward) bytes += n * vocab * 8.0 + (exponentials_ ? n * kept * 2.0 : n * kept * 4.0);
+    double const logits = own_ ? 0.0 : 8.0;
+    if (p_.call != Call::backward) bytes += n * vocab * logits + (exponentials_ ? n * kept * 2.0 : n * kept * 4.0);
     if (p_.wants_gradient()) {
-      bytes += n * again * (8.0 + 2.0 + 4.0) + n * kept * (exponentials_ ? 4.0 : 12.0);
+      bytes += n * again * (logits + 2.0 + 4.0) + n * kept * (exponentials_ ? 4.0 : 12.0);
       if (wants_dx(p_)) bytes += 8.0 * n * hidden * blocks;
       if (wants_dw(p_)) bytes += needs_block(s) ? vocab * hidden * 8.0 * chunks : vocab * hidden * 2.0;
     }
@@ -326,6 +342,7 @@ class GpuPlanner {
     out.gathers = gathers_;
     out.slots = slots_;
     out.exponentials = exponentials_ && s.kept > 0;
+    out.own_product = own_;
     out.extra_rows = extra_;
     out.operand = p_.kind == Kind::linear ? operand_ : DType::none;
     out.bf16_products = operand_ == DType::bf16;
@@ -367,7 +384,7 @@ class GpuPlanner {
   const GpuMachine& m_;
   const Dials& dials_;
   std::int64_t rows_, slots_, extra_, budget_;
-  bool gathers_, exponentials_;
+  bool gathers_, exponentials_, own_;
   DType operand_;
   std::vector<Candidate> candidates_;
 };
@@ -379,6 +396,12 @@ bool gpu_exponentials(const Problem& p) {
   return !p.restricts() && !(p.class_weight && p.loss.smoothing > 0) && !p.row_kappa() && !p.entropy_gradient &&
          p.loss.policy.entropy_coef == 0.0 && p.loss.filter == 0.0 && !p.pairs() &&
          !(p.loss.softcap > 0 && p.loss.smoothing > 0);
+}
+
+bool gpu_own_product(const Problem& p) {
+  if (p.kind != Kind::linear || p.x != DType::bf16 || p.w != DType::bf16 || p.hidden % 8 != 0) return false;
+  if (p.wants_gradient()) return gpu_exponentials(p);
+  return !p.restricts() && !(p.class_weight && p.loss.smoothing > 0) && !p.row_kappa() && !p.pairs();
 }
 
 std::int64_t gpu_inside_offset(const Plan& plan, std::int64_t k) {

@@ -14,6 +14,7 @@ namespace logitless::plan {
 struct GpuMachine {
   const char* target = "sm_80";
   int major = 8, minor = 0, multiprocessors = 108;
+  bool own_product = false;       // it runs this library's first product (sm_90)
   std::int64_t memory_bytes = 0;  // of the device, where no budget is given; 0: unknown
   // Rates that rank plans (docs/performance.md).
   double half_tflops = 250.0, f32_tflops = 19.0, memory_gbytes = 1500.0;
@@ -21,6 +22,8 @@ struct GpuMachine {
 
 // Products in 16 bits; exponentials, and not logits, are kept.
 bool gpu_exponentials(const contract::Problem& problem);
+// The first product's epilogue can do what the problem asks of logits.
+bool gpu_own_product(const contract::Problem& problem);
 // Byte offset in dW of kept block k (>= inside_from), and how many can be there beside `first` that are not.
 std::int64_t gpu_inside_offset(const Plan& plan, std::int64_t k);
 

@@ -60,7 +60,8 @@ struct Plan {
   std::int64_t saved_leaves = 0, saved_head = 0;
   // A device's plan (gpu.hpp): rows that products cover, whether kept ones are gathered for them, the operands' dtype,
   // and rows that carry rank-one corrections beside them. exponentials: kept blocks are E, and not logits.
-  bool gpu = false, gathers = false, exponentials = false;
+  // own_product: logits come from this library's kernel, which leaves statistics and E or D and no logits.
+  bool gpu = false, gathers = false, exponentials = false, own_product = false;
   std::int64_t slots = 0, extra_rows = 0;
   contract::DType operand = contract::DType::none;
   bool bf16_products = false;

@@ -111,7 +111,8 @@ class TargetBackend final : public Backend {
     const plan::Plan plan = plan_of(problem);
     return "plan C=" + std::to_string(plan.chunk) + " B=" + std::to_string(plan.block) +
            " kept=" + std::to_string(plan.kept_blocks) + "/" + std::to_string(plan.blocks) +
-           " inside=" + std::to_string(plan.inside_blocks) + (plan.exponentials ? " exponentials" : "");
+           " inside=" + std::to_string(plan.inside_blocks) + (plan.exponentials ? " exponentials" : "") +
+           (plan.own_product ? " own product" : "");
   }
 };
 
@@ -192,7 +193,9 @@ inline std::string TargetBackend::run(const plan::Plan& plan, const Operands& op
                           (member == &Operands::w && plan.find("w_block") == nullptr) ||
                           (member == &Operands::teacher_x && plan.find("teacher_rows") == nullptr) ||
                           (member == &Operands::teacher_w && plan.find("teacher_block") == nullptr);
-    if (in_place && !adjacent(v)) {
+    const bool in_boxes = !plan.own_product || (reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 &&
+                                                (v.rows <= 1 || v.row_stride % 8 == 0));
+    if (in_place && (!adjacent(v) || !in_boxes)) {
       // As a caller of this backend does.
       compact.emplace_back(static_cast<std::size_t>(v.rows * v.cols * size));
       for (std::int64_t i = 0; i < v.rows; ++i)

@@ -84,15 +84,20 @@ __global__ void __launch_bounds__(kThreads)
   if (pair != nullptr) rows.pair_row[slot] = finisher.pair_row(i, *pair, call.scalars->reducer);
   if (!mode.gradient) return;
   bool const leaves_trace = !bad && !no_target;
+  auto const put = [&](float* array, double value) { array[slot] = leaves_trace ? static_cast<float>(value) : 0.0F; };
+  put(rows.shift, out.d.c);
   if (mode.exponentials) {
     // E refers to reference: what every entry of E, the target's too, is multiplied by.
     float reference = rows.reference[slot];
     if (stands_above(rows, slot)) rows.reference[slot] = reference = rows.m[slot];
     double const scale = out.d.a * out.result.inv_s * exp(static_cast<double>(reference) - out.result.m);
-    double const at_target = scale != 0.0 ? out.d.at_target * out.slope_y / scale : 0.0;
-    rows.scale[slot] = leaves_trace ? static_cast<float>(scale) : 0.0F;
-    rows.shift[slot] = leaves_trace ? static_cast<float>(out.d.c) : 0.0F;
-    rows.at_target[slot] = leaves_trace ? static_cast<float>(at_target) : 0.0F;
+    put(rows.scale, scale);
+    put(rows.at_target, scale != 0.0 ? out.d.at_target * out.slope_y / scale : 0.0);
+  }
+  if (rows.d_scale != nullptr) {
+    put(rows.d_reference, out.result.m);
+    put(rows.d_scale, out.d.a * out.result.inv_s);
+    put(rows.d_at_target, out.d.at_target - out.d.c);
   }
   if (rows.gradient != nullptr) rows.gradient[slot] = finisher.gradient_row(i, out);
   if (mode.half_d && leaves_trace && !finisher.silent(i))

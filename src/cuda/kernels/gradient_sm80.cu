@@ -118,7 +118,6 @@ __global__ void __launch_bounds__(128) patch(const __grid_constant__ Rows rows, 
   std::int64_t const slot = slot0 + blockIdx.x;
   bf16* const mine = e + static_cast<std::int64_t>(blockIdx.x) * stride;
   if (rows.flag[slot] != kKept || rows.scale[slot] == 0.0F) {
-    if (rows.flag[slot] == kIgnored) return;  // zeros already
     for (std::int64_t j = threadIdx.x; j < columns; j += 128) mine[j] = from_float<bf16>(0.0F);
     return;
   }

@@ -43,6 +43,23 @@ struct Dense {
 void repair_exponentials(const RowCall& call, const Rows& rows, const Dense& x, const Dense& w, std::int64_t column0,
                          std::int64_t columns, void* e, std::int64_t stride, cudaStream_t stream);
 
+// ---- leaves_sm80.cu: after the first product's own epilogue -----------------------------------------------------------
+
+// Arrays [count][stride] by slot; null: not wanted.
+struct Leaves {
+  const float *r, *u, *t, *g, *top;
+  const std::int32_t* argmax;
+  float* row_top;  // [slots] largest logit so far, with argmax
+  std::int64_t count, stride;
+};
+// Merges a block's leaves into the rows' statistics; first: starts them.
+void merge_leaf_statistics(const RowCall& call, const Rows& rows, const Leaves& leaves, std::int64_t column0,
+                           std::int64_t columns, bool first, cudaStream_t stream);
+// Rows whose statistics cannot be told from sums at their reference get them anew; targets above it become it.
+void settle_statistics(const RowCall& call, const Rows& rows, const Dense& x, const Dense& w, cudaStream_t stream);
+// A number of each slot from a column of the caller's rows.
+void gather_floats(const View& from, const Rows& rows, float otherwise, float* out, cudaStream_t stream);
+
 // ---- finish_sm80.cu: between the passes ------------------------------------------------------------------------------
 
 // exponentials: gradients start from E; half_d: D is stored in fp16, times 2^exponent.

@@ -54,6 +54,8 @@ struct Rows {
   std::int64_t* argmax;
   // Exponentials E = exp(z - reference): D = E scale - shift, and at the target E is at_target.
   float *reference, *scale, *shift, *at_target;
+  // The same of D from logits multiplied out again: exponentials relative to the row's own maximum.
+  float *d_reference, *d_scale, *d_at_target;
   row::GradientRow* gradient;
   contract::PairStatistics<double>* pair_sums;
   row::PairOutcome* pair;
