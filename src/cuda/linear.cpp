@@ -528,18 +528,24 @@ class LinearRun {
     each_chunk([&](std::int64_t c0, std::int64_t rows) {
       float* const z = stayed ? reinterpret_cast<float*>(kept(block)) + c0 * ld_ : logits_;
       if (plan_.own_product) {
-        Matrix const d{at<char>("d"), ld_};
+        Matrix const d{half_room(), ld_};
         own_gradient(block, w, d);
         spend_gradient(block, w, x, d, c0, rows);
         return;
       }
       if (!stayed) multiply_logits(block, w, c0, rows, z);
       if (p_.distils()) multiply_teacher(block, teacher, c0, rows);
-      char* const half = at<char>("d");
+      char* const half = operand_ == DType::f32 ? nullptr : half_room();
       Matrix const d{half != nullptr ? half : bytes(z), ld_};
       row_gradients(call_, rows_, block_of(block, c0, rows, z, stayed && shapes()), d.data, operand_, ld_, stream_);
       spend_gradient(block, w, x, d, c0, rows);
     });
+  }
+
+  // Where D of a block is made in 16 bits: a place of its own, or that of exponentials that are spent.
+  char* half_room() const {
+    char* const own = at<char>("d");
+    return own != nullptr ? own : at<char>("kept");
   }
 
   void spend_gradient(std::int64_t block, Matrix w, Matrix x, Matrix d, std::int64_t c0, std::int64_t rows) {

@@ -88,7 +88,7 @@ class GpuPlanner {
     std::int64_t const row = p_.hidden * size_of(p_.dw), total = p_.vocab * row, bytes = kept_bytes(s);
     for (std::int64_t k : {s.kept - s.inside, s.kept - 1}) {
       std::int64_t const written = std::min(p_.vocab, (k + 1) * s.block) * row;
-      if (written + 16 > total - (s.kept - k) * bytes) return false;
+      if (written > (total - (s.kept - k) * bytes) / 16 * 16) return false;
     }
     return true;
   }
@@ -117,8 +117,15 @@ class GpuPlanner {
       }
     }
     bool const may_keep = p_.call == Call::forward_backward && p_.wants_gradient() && !p_.pairs();
-    // The own product covers all rows at once.
-    if (own_) chunks.assign(1, slots_);
+    if (own_) {
+      // The own product covers all rows at once, in whole tiles: a few more columns may fill the last round of them.
+      chunks.assign(1, slots_);
+      if (dials_.block <= 0)
+        for (std::size_t i = 0, n = blocks.size(); i < n; ++i) {
+          std::int64_t const best = fullest(blocks[i]);
+          if (best != blocks[i] && best < p_.vocab) blocks.push_back(best);
+        }
+    }
     for (std::int64_t block : blocks)
       for (std::int64_t chunk : chunks) {
         GpuSetting s{chunk, block, 0, 0};
@@ -237,7 +244,9 @@ class GpuPlanner {
     }
     bool const logits_in_place = !exponentials_ && all_kept(s);
     if (!logits_in_place && !own_) out.add("logits", DType::f32, chunk, columns, 1);
-    if (from_logits(s) && operand_ != DType::f32) out.add("d", operand_, chunk, columns, 1);
+    // Kept exponentials are spent before D of other blocks is made: the first of them lends its place.
+    bool const lent = exponentials_ && s.kept > s.inside && p_.call == Call::forward_backward;
+    if (from_logits(s) && operand_ != DType::f32 && !lent) out.add("d", operand_, chunk, columns, 1);
     if (dw) out.add("x_columns", operand_, n + extra_, p_.hidden, 1);
     if (dx) out.add("dx_sum", DType::f32, n, p_.hidden, 1);
     if (dw && needs_block(s)) out.add("dw_block", DType::f32, std::min(s.block, p_.vocab), p_.hidden, 1);
@@ -265,6 +274,19 @@ class GpuPlanner {
   std::int64_t leaf_arrays() const {
     if (p_.wants_entropy() || p_.sum_p2 || p_.argmax) return 6;
     return p_.wants_kappa() || p_.mean_logit ? 2 : 1;
+  }
+
+  // Share of the multiprocessors that tiles of 128 x 256 keep busy.
+  double busy(std::int64_t columns) const {
+    std::int64_t const tiles = ceil_div(slots_, 128) * ceil_div(columns, 256);
+    return static_cast<double>(tiles) / static_cast<double>(round_up(tiles, std::max(1, m_.multiprocessors)));
+  }
+  // The block of up to a tenth more columns that keeps most of them busy.
+  std::int64_t fullest(std::int64_t block) const {
+    std::int64_t best = block;
+    for (std::int64_t b = block; b <= block + block / 10; b += 256)
+      if (busy(b) > busy(best) + 0.005) best = b;
+    return best;
   }
 
   double rate_of(std::int64_t columns) const {
@@ -306,6 +328,12 @@ class GpuPlanner {
     // Small chunks starve the machine as small blocks do.
     double const rate = rate_of(s.block) * std::min(1.0, 0.3 + 0.7 * static_cast<double>(rows) / 2048.0);
     double seconds = flops_of(s) / rate;
+    if (own_) {
+      // Its products run at the full rate whatever the block, but for the last round of tiles.
+      double const walks = (p_.call != Call::backward ? 1.0 : 0.0) + (p_.wants_gradient() ? again / vocab : 0.0);
+      double const own = 2.0 * n * hidden * vocab * walks, full = m_.half_tflops * 1e12;
+      seconds = (flops_of(s) - own) / rate + own / (full * busy(std::min(s.block, p_.vocab)));
+    }
     double bytes = 0.0;
     double const logits = own_ ? 0.0 : 8.0;
     if (p_.call != Call::backward) bytes += n * vocab * logits + (exponentials_ ? n * kept * 2.0 : n * kept * 4.0);

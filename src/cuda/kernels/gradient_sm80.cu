@@ -113,16 +113,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(128) patch(const __grid_constant__ Rows rows, std::int64_t slot0,
+// A block looks at 128 slots, a thread each, and then clears together the few rows that leave no trace.
+__global__ void __launch_bounds__(128) patch(const __grid_constant__ Rows rows, std::int64_t slot0, std::int64_t count,
                                              std::int64_t column0, std::int64_t columns, bf16* e, std::int64_t stride) {
-  std::int64_t const slot = slot0 + blockIdx.x;
-  bf16* const mine = e + static_cast<std::int64_t>(blockIdx.x) * stride;
-  if (rows.flag[slot] != kKept || rows.scale[slot] == 0.0F) {
-    for (std::int64_t j = threadIdx.x; j < columns; j += 128) mine[j] = from_float<bf16>(0.0F);
-    return;
+  __shared__ bool clears[128];
+  std::int64_t const base = static_cast<std::int64_t>(blockIdx.x) * 128, own = base + threadIdx.x;
+  bool const here = own < count, live = here && rows.flag[slot0 + own] == kKept && rows.scale[slot0 + own] != 0.0F;
+  clears[threadIdx.x] = here && !live;
+  if (live) {
+    std::int64_t const y = rows.target[slot0 + own] - column0;
+    if (y >= 0 && y < columns) e[own * stride + y] = from_float<bf16>(rows.at_target[slot0 + own]);
   }
-  std::int64_t const y = rows.target[slot] - column0;
-  if (threadIdx.x == 0 && y >= 0 && y < columns) mine[y] = from_float<bf16>(rows.at_target[slot]);
+  if (__syncthreads_or(here && !live ? 1 : 0) == 0) return;
+  auto const zero = make_uint4(0, 0, 0, 0);
+  std::int64_t const words = (columns + 7) / 8;  // rows are padded to 16 bytes
+  for (int n = 0; n < 128; ++n) {
+    if (!clears[n]) continue;
+    auto* const row = reinterpret_cast<uint4*>(e + (base + n) * stride);
+    for (std::int64_t j = threadIdx.x; j < words; j += 128) row[j] = zero;
+  }
 }
 
 // A thread a column; a segment of rows a block row.
@@ -180,8 +189,8 @@ void row_gradients(const RowCall& call, const Rows& rows, const Block& b, void* 
 void patch_exponentials(const Rows& rows, std::int64_t slot0, std::int64_t count, std::int64_t column0,
                         std::int64_t columns, void* e, std::int64_t stride, cudaStream_t stream) {
   if (count > 0)
-    patch<<<static_cast<unsigned>(count), 128, 0, stream>>>(rows, slot0, column0, columns, static_cast<bf16*>(e),
-                                                            stride);
+    patch<<<static_cast<unsigned>((count + 127) / 128), 128, 0, stream>>>(rows, slot0, count, column0, columns,
+                                                                          static_cast<bf16*>(e), stride);
 }
 
 void sum_columns(const Rows& rows, std::int64_t slot0, std::int64_t count, std::int64_t columns, const void* d,

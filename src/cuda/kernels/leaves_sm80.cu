@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(kThreads)
   std::int64_t const each = (in.count + 7) / 8, begin = part * each, end = min(in.count, begin + each);
   float s[4] = {}, top = -INFINITY;
   std::int32_t place = -1;
-  for (std::int64_t leaf = begin; here && leaf < end; ++leaf) {
+#pragma unroll 8
+  for (std::int64_t leaf = begin; leaf < (here ? end : begin); ++leaf) {
     std::int64_t const at = leaf * in.stride + slot;
     s[0] += in.r[at];
     if (in.u != nullptr) s[1] += in.u[at];

@@ -9,6 +9,23 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// Eight elements of 16 bits, or four of 32, in 16 bytes.
+template <class T>
+struct Pack {
+  static constexpr int count = 16 / static_cast<int>(sizeof(T));
+  uint4 bits;
+  __device__ const T& operator[](int i) const { return reinterpret_cast<const T*>(&bits)[i]; }
+  __device__ T& operator[](int i) { return reinterpret_cast<T*>(&bits)[i]; }
+};
+
+// Rows of x start at 16-byte addresses and hold whole packs of T.
+template <class T>
+bool packs(const View& x) {
+  return contract::size_of(x.dtype) == static_cast<std::int64_t>(sizeof(T)) && x.col_stride == 1 &&
+         x.cols % Pack<T>::count == 0 && (x.rows <= 1 || x.row_stride % Pack<T>::count == 0) &&
+         reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
+}
+
 // A block a row of `out`.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -22,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     columns(const __grid_constant__ View x, const __grid_constant__ Rows rows, const Scalars* scalars, bool by_scale,
-            bool by_exponent, T* out, std::int64_t stride) {
+            bool by_exponent, T* out, std::int64_t stride, bool packed) {
   std::int64_t const slot = blockIdx.x, i = rows.index[slot];
   bool clean = i >= 0 && rows.flag[slot] == kKept;
   float factor = 1.0F;
@@ -31,6 +48,20 @@ __global__ void __launch_bounds__(kThreads)
     factor =
         rows.exponent[slot] == 1000 ? 0.0F : exp2f(static_cast<float>(scalars->least_exponent - rows.exponent[slot]));
   clean = clean && factor != 0.0F;
+  if (packed) {
+    auto* const to = reinterpret_cast<Pack<T>*>(out + slot * stride);
+    auto const* const from = clean ? reinterpret_cast<const Pack<T>*>(row::row_of(x, i)) : nullptr;
+    for (std::int64_t j = threadIdx.x; j < x.cols / Pack<T>::count; j += kThreads) {
+      Pack<T> v{make_uint4(0, 0, 0, 0)};
+      if (clean) {
+        v = from[j];
+#pragma unroll
+        for (int e = 0; e < Pack<T>::count; ++e) v[e] = from_float<T>(to_float(v[e]) * factor);
+      }
+      to[j] = v;
+    }
+    return;
+  }
   for (std::int64_t j = threadIdx.x; j < stride; j += kThreads)
     out[slot * stride + j] = from_float<T>(clean && j < x.cols ? load_view(x, i, j) * factor : 0.0F);
 }
@@ -57,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     hidden(const __grid_constant__ RowCall call, const __grid_constant__ Rows rows, const float* sums, bool by_scale,
-           bool by_exponent, const float* w_sum) {
+           bool by_exponent, const float* w_sum, bool packed) {
   std::int64_t const i = blockIdx.x, slot = rows.slot_of != nullptr ? rows.slot_of[i] : i;
   View const& dx = call.o.dx;
   T* const out = reinterpret_cast<T*>(row::row_of(dx, i));
@@ -76,6 +107,24 @@ __global__ void __launch_bounds__(kThreads)
   if (!bad && w_sum != nullptr) shift = rows.shift[slot];
   if (!bad && by_exponent)
     factor = rows.exponent[slot] == 1000 ? 0.0F : exp2f(static_cast<float>(-rows.exponent[slot]));
+  if (packed && !bad && !silent && shift == 0.0F) {
+    auto* const to = reinterpret_cast<Pack<T>*>(out);
+    constexpr int count = Pack<T>::count;
+    for (std::int64_t j = threadIdx.x; j < call.p.hidden / count; j += kThreads) {
+      Pack<T> v = add ? to[j] : Pack<T>{make_uint4(0, 0, 0, 0)};
+      auto const* const from = reinterpret_cast<const float4*>(sums + slot * call.p.hidden + j * count);
+#pragma unroll
+      for (int q = 0; q < count / 4; ++q) {
+        float4 const x = from[q];
+        v[4 * q] = from_float<T>((add ? to_float(v[4 * q]) : 0.0F) + x.x * factor);
+        v[4 * q + 1] = from_float<T>((add ? to_float(v[4 * q + 1]) : 0.0F) + x.y * factor);
+        v[4 * q + 2] = from_float<T>((add ? to_float(v[4 * q + 2]) : 0.0F) + x.z * factor);
+        v[4 * q + 3] = from_float<T>((add ? to_float(v[4 * q + 3]) : 0.0F) + x.w * factor);
+      }
+      to[j] = v;
+    }
+    return;
+  }
   for (std::int64_t j = threadIdx.x; j < call.p.hidden; j += kThreads) {
     float value = bad ? NAN : silent ? 0.0F : sums[slot * call.p.hidden + j] * factor;
     if (shift != 0.0F) value -= shift * w_sum[j];
@@ -149,8 +198,9 @@ void column_operand(const View& x, const Rows& rows, const Scalars* scalars, boo
   if (rows.slots == 0) return;
   with_storage(dtype, [&](auto tag) {
     using T = decltype(tag);
+    bool const packed = x.dtype == dtype && packs<T>(x) && stride == x.cols;
     columns<T><<<rows_grid(rows.slots), kThreads, 0, stream>>>(x, rows, scalars, by_scale, by_exponent,
-                                                               static_cast<T*>(out), stride);
+                                                               static_cast<T*>(out), stride, packed);
   });
 }
 
@@ -176,8 +226,9 @@ void write_hidden_gradient(const RowCall& call, const Rows& rows, const float* s
                            const float* w_sum, cudaStream_t stream) {
   if (call.p.rows == 0) return;
   with_storage(call.p.dx, [&](auto tag) {
-    hidden<decltype(tag)>
-        <<<rows_grid(call.p.rows), kThreads, 0, stream>>>(call, rows, sums, by_scale, by_exponent, w_sum);
+    using T = decltype(tag);
+    hidden<T><<<rows_grid(call.p.rows), kThreads, 0, stream>>>(call, rows, sums, by_scale, by_exponent, w_sum,
+                                                               packs<T>(call.o.dx) && call.p.hidden % 4 == 0);
   });
 }
 

@@ -41,7 +41,28 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) first_wrong = p.rows;
   std::int64_t kept = 0;
   double weight = 0.0;
-  for (std::int64_t base = 0; base < p.rows; base += kThreads) {
+  if (rows.slot_of == nullptr) {
+    // Slots are rows: nothing to order, so the rounds do not wait for each other.
+    std::int64_t mine = 0, wrong_row = p.rows;
+#pragma unroll 4
+    for (std::int64_t i = threadIdx.x; i < p.rows; i += kThreads) {
+      bool const keeps = !is_ignored(call, i);
+      std::int64_t const y = keeps ? row::target_or_none(call.o, i) : -1;
+      bool const wrong = keeps && hard && (y < 0 || y >= p.classes());
+      if (wrong) wrong_row = min(wrong_row, i);
+      mine += keeps ? 1 : 0;
+      if (weighed && keeps && !wrong) weight += static_cast<double>(row::float_at(call.o.class_weight, y));
+      rows.index[i] = i;
+      rows.target[i] = keeps && hard && !wrong ? y - p.first_column : -1;
+      rows.flag[i] = !keeps ? kIgnored : wrong ? kNoTarget : kKept;
+      rows.loss[i] = 0.0;
+    }
+    __syncthreads();
+    if (wrong_row < p.rows) atomicMin(&first_wrong, static_cast<long long>(wrong_row));
+    kept = block_sum<kThreads>(static_cast<int>(mine), room);
+    if (weighed) weight = block_sum<kThreads>(weight, sums);
+  }
+  for (std::int64_t base = 0; rows.slot_of != nullptr && base < p.rows; base += kThreads) {
     std::int64_t const i = base + threadIdx.x;
     bool const here = i < p.rows, keeps = here && !is_ignored(call, i);
     std::int64_t const y = keeps ? row::target_or_none(call.o, i) : -1;
@@ -52,12 +73,12 @@ __global__ void __launch_bounds__(kThreads)
     if (weighed)
       weight +=
           block_sum<kThreads>(keeps && !wrong ? static_cast<double>(row::float_at(call.o.class_weight, y)) : 0.0, sums);
-    std::int64_t const slot = rows.slot_of != nullptr ? at : i;
-    if (rows.slot_of != nullptr && here) rows.slot_of[i] = keeps && slot < rows.slots ? slot : -1;
-    if (here && (rows.slot_of == nullptr || keeps) && slot < rows.slots) {
+    std::int64_t const slot = at;
+    if (here) rows.slot_of[i] = keeps && slot < rows.slots ? slot : -1;
+    if (keeps && slot < rows.slots) {
       rows.index[slot] = i;
-      rows.target[slot] = keeps && hard && !wrong ? y - p.first_column : -1;
-      rows.flag[slot] = !keeps ? kIgnored : wrong ? kNoTarget : kKept;
+      rows.target[slot] = hard && !wrong ? y - p.first_column : -1;
+      rows.flag[slot] = wrong ? kNoTarget : kKept;
       rows.loss[slot] = 0.0;
     }
     kept += all;
