@@ -13,6 +13,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// Of a normal number.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // NaN if one is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float y;
@@ -40,13 +46,14 @@ struct FastFloat {
   friend __device__ __forceinline__ FastFloat operator-(FastFloat a, FastFloat b) { return FastFloat(a.v - b.v); }
   friend __device__ __forceinline__ FastFloat operator*(FastFloat a, FastFloat b) { return FastFloat(a.v * b.v); }
   friend __device__ __forceinline__ FastFloat operator/(FastFloat a, FastFloat b) {
-    return FastFloat(__fdividef(a.v, b.v));
+    return FastFloat(a.v * reciprocal_fast(b.v));
   }
   friend __device__ __forceinline__ FastFloat fma(FastFloat a, FastFloat b, FastFloat c) {
     return FastFloat(__fmaf_rn(a.v, b.v, c.v));
   }
-  // b where a is NaN or not greater, as contract::maximum.
-  friend __device__ __forceinline__ FastFloat maximum(FastFloat a, FastFloat b) { return FastFloat(a.v > b.v ? a.v : b.v); }
+  friend __device__ __forceinline__ FastFloat maximum(FastFloat a, FastFloat b) {
+    return FastFloat(max_or_nan(a.v, b.v));
+  }
   friend __device__ __forceinline__ FastFloat exp2_of(FastFloat x) { return FastFloat(exp2_fast(x.v)); }
 };
 

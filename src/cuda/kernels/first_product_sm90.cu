@@ -35,6 +35,7 @@ constexpr int kBytesBarriers = 2 * kStages * 8;
 constexpr int kBytesShared = kStages * kBytesStage + kBytesStaged + kBytesBarriers + 1024;  // 1024: alignment
 constexpr int kLeadBarrier = 1;
 constexpr float kFloor = -1e30F;  // stands for -inf where 0 * inf must be 0
+constexpr float kLargest = 3.40282347e38F;
 
 struct Work {
   FirstProduct p;
@@ -103,7 +104,9 @@ __device__ __forceinline__ void transform(float (&z)[128], const Work& work, con
     float const out[2] = {p.softcap * pair.inverse_temperature[0], p.softcap * pair.inverse_temperature[1]};
     each_logit([&](int i, int k, int) {
       float const x = z[i] * in;
-      z[i] = fabsf(x) == INFINITY ? x : out[k] * tanh_fast(x);  // infinities are classified before the cap
+      // Infinities are classified before the cap: x - clamp(x) is 0, or x where that is infinite or NaN. A conditional
+      // would become a branch around tanh for each logit.
+      z[i] = fmaf(out[k], tanh_fast(x), x - fminf(fmaxf(x, -kLargest), kLargest));
     });
   } else {
     float const by[2] = {p.scale * pair.inverse_temperature[0], p.scale * pair.inverse_temperature[1]};
@@ -219,6 +222,7 @@ __device__ __forceinline__ void finish_tile(float (&z)[128], const Work& work, P
                                             : 1.0F);
           each_logit<kBegin, kEnd>([&](int i, int k, int c) { z[i] = pair.own[k] == c ? v[k] : z[i]; });
         }
+        if (tail) each_logit<kBegin, kEnd>([&](int i, int, int c) { z[i] = c < columns ? z[i] : 0.0F; });
         if (__any_sync(~0U, pair.dead[0] || pair.dead[1]))
           each_logit<kBegin, kEnd>([&](int i, int k, int) { z[i] = pair.dead[k] ? 0.0F : z[i]; });
       }

@@ -36,7 +36,7 @@ struct FirstProduct {
   const float* row_temperature = nullptr;  // [rows], instead of temperature
 
   Store store = Store::nothing;
-  void* out = nullptr;  // [rows,ldout]
+  void* out = nullptr;  // [rows,ldout]; the copy engine also writes 0 up to a row's next multiple of 8 columns
   std::int64_t ldout = 0;
   const float *row_scale = nullptr, *row_shift = nullptr, *at_target = nullptr;  // [rows], of D; shift null: 0
   const std::uint8_t* dead = nullptr;                                            // [rows]
