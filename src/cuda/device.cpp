@@ -1,6 +1,8 @@
 // Devices and the one entry to a plan's run; see cuda.hpp.
 #include "cuda/device.hpp"
 
+#include <cstdlib>
+
 namespace logitless::cuda {
 
 Device::~Device() {
@@ -44,6 +46,14 @@ DevicePointer open_device(int index, std::string* why) {
   device->memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);
   device->name = properties.name;
   device->target = "sm_" + std::to_string(properties.major) + std::to_string(properties.minor);
+  if (const char* const forced = std::getenv("LOGITLESS_CUDA_TARGET"); forced != nullptr && *forced != '\0') {
+    if (std::string(forced) != "sm_80" && forced != device->target) {
+      *why = std::string("LOGITLESS_CUDA_TARGET: '") + forced + "'; must be sm_80 (the portable kernels) or " +
+             device->target + ", this device's own";
+      return nullptr;
+    }
+    device->target = forced;
+  }
   if (device->major < 8) {
     *why = device->name + " has compute capability " + std::to_string(device->major) + "." +
            std::to_string(device->minor) + "; 8.0 or more is needed";
@@ -67,7 +77,8 @@ plan::GpuMachine machine_of(const Device& device) {
   m.minor = device.minor;
   m.multiprocessors = device.multiprocessors;
   m.memory_bytes = device.memory_bytes;
-  m.own_product = device.major == 9 && device.minor == 0;
+  // LOGITLESS_CUDA_TARGET=sm_80 forces the portable path, as LOGITLESS_CPU_TARGET forces one of the CPU's.
+  m.own_product = device.major == 9 && device.minor == 0 && device.target == "sm_90";
   if (device.major >= 9) {
     // H200: products 650 to 720 TFLOP/s under its power limit, copies 4.3 TB/s (docs/performance.md).
     m.half_tflops = 660.0;

@@ -28,6 +28,23 @@ std::string run_logits(Prepared& prepared, const Operands& o, const ResultViews&
   Block const block{0, p.rows, 0, p.vocab, o.z.data, p.z, o.z.row_stride, true, false, nullptr, 0};
   prepare_rows(call, rows, stream);
   if (ids != nullptr) prepare_topk(call, ids, values, other, rows, stream);
+  bool const gradient = p.dz != DType::none;
+  Results const to{results.loss.data, results.loss.dtype,  results.kept,           results.bad,
+                   results.correct,   results.filter_kept, results.filter_variance};
+  if (plain_rows_serve(p)) {
+    PlainRows const shape{o.z.data,
+                          o.dz.data,
+                          p.z,
+                          gradient ? p.dz : p.z,
+                          o.z.row_stride,
+                          o.dz.row_stride,
+                          prepared.device.multiprocessors,
+                          prepared.device.target == "sm_80" ? 8 : prepared.device.major};
+    if (p.call == Call::backward) finish_rows(call, rows, {gradient, false, false}, stream);
+    plain_rows(call, rows, shape, stream);
+    reduce_rows(call, rows, to, false, stream);
+    return {};
+  }
   if (p.call != Call::backward) {
     row_statistics(call, rows, block, true, false, {nullptr, 0}, stream);
     if (p.pairs()) {
@@ -35,13 +52,9 @@ std::string run_logits(Prepared& prepared, const Operands& o, const ResultViews&
       finish_pairs(call, rows, stream);
     }
   }
-  bool const gradient = p.dz != DType::none;
   finish_rows(call, rows, {gradient, false, false}, stream);
   if (gradient) row_gradients(call, rows, block, o.dz.data, p.dz, o.dz.row_stride, stream);
-  reduce_rows(call, rows,
-              {results.loss.data, results.loss.dtype, results.kept, results.bad, results.correct, results.filter_kept,
-               results.filter_variance},
-              gradient && p.loss.filter > 0, stream);
+  reduce_rows(call, rows, to, gradient && p.loss.filter > 0, stream);
   return {};
 }
 

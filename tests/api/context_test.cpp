@@ -116,8 +116,22 @@ TEST(Context, RefusesBadOptions) {
                       {"threads: 1025", "1 to 1024"}));
   EXPECT_TRUE(refused(create(options_with([](auto& o) { o.backend = 9; })), LL_ERROR_INVALID_ARGUMENT,
                       {"backend: 9", "LL_BACKEND_CPU", "LL_BACKEND_REFERENCE"}));
-  EXPECT_TRUE(refused(create(options_with([](auto& o) { o.backend = LL_BACKEND_CUDA; })), LL_ERROR_UNSUPPORTED,
-                      {"backend: LL_BACKEND_CUDA", "build", ll_version()}));
+  // Without CUDA in the build, or without a device, the reason is named.
+  ll_context* device = nullptr;
+  const ll_context_options cuda = options_with([](auto& o) { o.backend = LL_BACKEND_CUDA; });
+  if (ll_context_create(&cuda, &device) != LL_OK) {
+    EXPECT_TRUE(refused(create(cuda), LL_ERROR_UNSUPPORTED, {"backend: LL_BACKEND_CUDA", "CUDA"}));
+  }
+  ll_context_destroy(device);
+  EXPECT_TRUE(refused(create(options_with([](auto& o) {
+                        o.backend = LL_BACKEND_CUDA;
+                        o.device = 4096;
+                      })),
+                      LL_ERROR_UNSUPPORTED, {"backend: LL_BACKEND_CUDA"}));
+  EXPECT_TRUE(refused(create(options_with([](auto& o) { o.device = 1; })), LL_ERROR_INVALID_ARGUMENT,
+                      {"device: 1", "must be 0"}));
+  EXPECT_TRUE(refused(create(options_with([](auto& o) { o.reserved = 1; })), LL_ERROR_INVALID_ARGUMENT,
+                      {"reserved: 1", "must be 0"}));
   EXPECT_TRUE(refused(create(options_with([](auto& o) { o.cpu_target = "sse9"; })), LL_ERROR_INVALID_ARGUMENT,
                       {"cpu_target: 'sse9'", "scalar", "avx2", "amx"}));
   EXPECT_TRUE(refused(create(options_with([](auto& o) { o.parallel_for_user = &o; })), LL_ERROR_INVALID_ARGUMENT,
@@ -206,7 +220,12 @@ TEST(Context, TargetsAreListedAndForced) {
   EXPECT_EQ(json.at("version"), ll_version());
   EXPECT_FALSE(json.at("processor").get<std::string>().empty());
   EXPECT_EQ(json.at("backend"), "cpu");
-  EXPECT_EQ(json.at("backends"), nlohmann::json({"cpu", "reference"}));
+  const nlohmann::json& backends = json.at("backends");
+  EXPECT_TRUE(backends == nlohmann::json({"cpu", "reference"}) ||
+              backends == nlohmann::json({"cpu", "reference", "cuda"}))
+      << backends;
+  EXPECT_GE(json.at("cuda_devices").get<int>(), 0);
+  EXPECT_TRUE(json.at("device").is_null());
   EXPECT_EQ(json.at("executor"), "pool");
   int chosen = 0;
   std::vector<std::string> names;

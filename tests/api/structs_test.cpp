@@ -40,11 +40,13 @@ ll_status plan_with(const ll_problem* problem, const ll_options* options) {
 TEST(Structs, LayoutIsWhatWasPublished) {
   EXPECT_EQ(sizeof(ll_tensor), 96u);
   EXPECT_EQ(offsetof(ll_tensor, stride), 64u);
-  EXPECT_EQ(sizeof(ll_context_options), 40u);
+  EXPECT_EQ(sizeof(ll_context_options), 48u);
+  EXPECT_EQ(offsetof(ll_context_options, device), 40u);
   EXPECT_EQ(offsetof(ll_context_options, cpu_target), 32u);
   EXPECT_EQ(sizeof(ll_options), 176u);
   EXPECT_EQ(offsetof(ll_options, on_empty), 40u);
-  EXPECT_EQ(sizeof(ll_problem), 160u);
+  EXPECT_EQ(sizeof(ll_problem), 168u);
+  EXPECT_EQ(offsetof(ll_problem, most_kept_rows), 160u);
   EXPECT_EQ(offsetof(ll_problem, flags), 64u);
   EXPECT_EQ(offsetof(ll_problem, memory_budget), 72u);
   EXPECT_EQ(sizeof(ll_arguments), 384u);
@@ -122,7 +124,7 @@ TEST(Structs, GarbageSizesAreRefused) {
     ll_problem problem = s.problem;
     problem.size = size;
     EXPECT_TRUE(refused(plan_with(&problem, &s.options), LL_ERROR_INVALID_ARGUMENT,
-                        {"problem.size: " + std::to_string(size), "sizeof(ll_problem)", "160"}));
+                        {"problem.size: " + std::to_string(size), "sizeof(ll_problem)", "168"}));
     ll_options options = s.options;
     options.size = size;
     EXPECT_TRUE(refused(plan_with(&s.problem, &options), LL_ERROR_INVALID_ARGUMENT,
@@ -132,7 +134,7 @@ TEST(Structs, GarbageSizesAreRefused) {
     context_options.size = size;
     ll_context* context = nullptr;
     EXPECT_TRUE(refused(ll_context_create(&context_options, &context), LL_ERROR_INVALID_ARGUMENT,
-                        {"options.size: " + std::to_string(size), "sizeof(ll_context_options)", "40"}));
+                        {"options.size: " + std::to_string(size), "sizeof(ll_context_options)", "48"}));
     const ContextPointer reference = make_context(LL_BACKEND_REFERENCE);
     const PlanPointer plan = s.plan(reference.get());
     s.x_view.size = size;

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -229,9 +230,17 @@ inline std::string TargetBackend::run(const plan::Plan& plan, const Operands& op
   };
   auto* const results = reinterpret_cast<Results*>(fixture.take(sizeof(Results), 0));
   const auto bytes = static_cast<std::size_t>(plan.workspace_bytes);
-  char* const room = fixture.take(bytes + 2 * kGuard, 0);
-  check_cuda(cudaMemset(room, pattern, bytes + 2 * kGuard), "guard");
-  check_cuda(cudaMemset(room + kGuard, 0xff, bytes), "poison");
+  // For initcheck: memory that nothing has written yet, instead of poison.
+  const bool fresh = std::getenv("LOGITLESS_TEST_UNPOISONED") != nullptr;
+  char* room = nullptr;
+  if (fresh)
+    check_cuda(cudaMalloc(reinterpret_cast<void**>(&room), bytes + 2 * kGuard), "workspace");
+  else
+    room = fixture.take(bytes + 2 * kGuard, 0);
+  const std::unique_ptr<char, void (*)(char*)> owner(fresh ? room : nullptr, [](char* p) { cudaFree(p); });
+  check_cuda(cudaMemset(room, pattern, kGuard), "guard");
+  check_cuda(cudaMemset(room + kGuard + bytes, pattern, kGuard), "guard");
+  if (!fresh) check_cuda(cudaMemset(room + kGuard, 0xff, bytes), "poison");
   std::string why;
   const cuda::PreparedPointer prepared = cuda::prepare(*fixture.device(), plan, &why);
   if (prepared == nullptr) return "not prepared: " + why;

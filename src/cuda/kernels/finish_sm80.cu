@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   contract::Problem const& p = call.p;
   std::int64_t const i = rows.index[slot];
   if (rows.scale != nullptr) rows.scale[slot] = rows.shift[slot] = rows.at_target[slot] = 0.0F;
+  if (rows.d_scale != nullptr) rows.d_reference[slot] = rows.d_scale[slot] = rows.d_at_target[slot] = 0.0F;
   if (rows.exponent != nullptr) rows.exponent[slot] = 1000;  // of a row without gradient: the least is another's
   rows.loss[slot] = 0.0;
   if (i < 0 || rows.flag[slot] == kIgnored) return;

@@ -1,6 +1,8 @@
 // Pass 2 over a block: D [rows, columns] from logits and a row's coefficients, element by element (every option:
 // softcap, kappa, entropy, filter, a teacher's divergence), rounded once where it is stored; the last touch of kept
 // exponentials; and column sums of either for db. One read and one write an element; a block of threads takes a row.
+#include <algorithm>
+
 #include "cuda/device/logit.cuh"
 #include "cuda/device/reduce.cuh"
 #include "cuda/kernels/kernels.hpp"
@@ -113,14 +115,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block looks at 128 slots, a thread each, and then clears together the few rows that leave no trace.
+// A block looks at 128 slots, a thread each, and then clears a share of the few rows that leave no trace.
 __global__ void __launch_bounds__(128) patch(const __grid_constant__ Rows rows, std::int64_t slot0, std::int64_t count,
                                              std::int64_t column0, std::int64_t columns, bf16* e, std::int64_t stride) {
   __shared__ bool clears[128];
   std::int64_t const base = static_cast<std::int64_t>(blockIdx.x) * 128, own = base + threadIdx.x;
   bool const here = own < count, live = here && rows.flag[slot0 + own] == kKept && rows.scale[slot0 + own] != 0.0F;
   clears[threadIdx.x] = here && !live;
-  if (live) {
+  if (live && blockIdx.y == 0) {
     std::int64_t const y = rows.target[slot0 + own] - column0;
     if (y >= 0 && y < columns) e[own * stride + y] = from_float<bf16>(rows.at_target[slot0 + own]);
   }
@@ -130,7 +132,7 @@ __global__ void __launch_bounds__(128) patch(const __grid_constant__ Rows rows, 
   for (int n = 0; n < 128; ++n) {
     if (!clears[n]) continue;
     auto* const row = reinterpret_cast<uint4*>(e + (base + n) * stride);
-    for (std::int64_t j = threadIdx.x; j < words; j += 128) row[j] = zero;
+    for (std::int64_t j = blockIdx.y * 128 + threadIdx.x; j < words; j += 128 * gridDim.y) row[j] = zero;
   }
 }
 
@@ -188,9 +190,10 @@ void row_gradients(const RowCall& call, const Rows& rows, const Block& b, void* 
 
 void patch_exponentials(const Rows& rows, std::int64_t slot0, std::int64_t count, std::int64_t column0,
                         std::int64_t columns, void* e, std::int64_t stride, cudaStream_t stream) {
-  if (count > 0)
-    patch<<<static_cast<unsigned>((count + 127) / 128), 128, 0, stream>>>(rows, slot0, count, column0, columns,
-                                                                          static_cast<bf16*>(e), stride);
+  if (count <= 0) return;
+  dim3 const grid(static_cast<unsigned>((count + 127) / 128),
+                  static_cast<unsigned>(std::clamp<std::int64_t>(columns / 8192, 1, 16)));
+  patch<<<grid, 128, 0, stream>>>(rows, slot0, count, column0, columns, static_cast<bf16*>(e), stride);
 }
 
 void sum_columns(const Rows& rows, std::int64_t slot0, std::int64_t count, std::int64_t columns, const void* d,

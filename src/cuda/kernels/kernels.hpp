@@ -91,6 +91,20 @@ void sum_columns(const Rows& rows, std::int64_t slot0, std::int64_t count, std::
                  contract::DType d_dtype, std::int64_t stride, bool exponentials, bool add, float* room, float* sums,
                  cudaStream_t stream);
 
+// ---- plain_rows_sm80.cu: given logits without options that shape them -------------------------------------------------
+
+// z is read once and D written once. forward_backward and forward finish their rows; backward takes what finish_rows
+// left. d null: loss only.
+struct PlainRows {
+  const void* z;
+  void* d;
+  contract::DType z_dtype, d_dtype;
+  std::int64_t z_stride, d_stride;
+  int multiprocessors, major;
+};
+bool plain_rows_serve(const contract::Problem& problem);
+void plain_rows(const RowCall& call, const Rows& rows, const PlainRows& shape, cudaStream_t stream);
+
 // ---- operands_sm80.cu: what products read, and what they leave -------------------------------------------------------
 
 // X or a teacher's X of the slots, [slots, hidden] in `out`; zeros where a slot is empty.
