@@ -40,8 +40,10 @@ std::string run_logits(Prepared& prepared, const Operands& o, const ResultViews&
                           o.dz.row_stride,
                           prepared.device.multiprocessors,
                           prepared.device.target == "sm_80" ? 8 : prepared.device.major};
-    if (p.call == Call::backward) finish_rows(call, rows, {gradient, false, false}, stream);
+    bool const backward = p.call == Call::backward;
+    if (backward) finish_rows(call, rows, {gradient, false, false}, stream);
     plain_rows(call, rows, shape, stream);
+    if (!backward) finish_rows(call, rows, {false, false, false}, stream);
     reduce_rows(call, rows, to, false, stream);
     return {};
   }
