@@ -23,11 +23,10 @@ __device__ __forceinline__ void barrier_expect(std::uint32_t bar, int bytes) {
 }
 __device__ __forceinline__ bool barrier_try_wait(std::uint32_t bar, int parity) {
   std::uint32_t done;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(bar), "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(bar), "r"(parity)
+               : "memory");
   return done != 0;
 }
 __device__ __forceinline__ void barrier_wait(std::uint32_t bar, int parity) {

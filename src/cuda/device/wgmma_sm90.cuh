@@ -31,13 +31,14 @@ __device__ __forceinline__ void wgmma_wait() {
 #define LL_EIGHT(i)                                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-#define LL_ALL                                                                                                    \
-  LL_EIGHT(0), LL_EIGHT(8), LL_EIGHT(16), LL_EIGHT(24), LL_EIGHT(32), LL_EIGHT(40), LL_EIGHT(48), LL_EIGHT(56),   \
-      LL_EIGHT(64), LL_EIGHT(72), LL_EIGHT(80), LL_EIGHT(88), LL_EIGHT(96), LL_EIGHT(104), LL_EIGHT(112), LL_EIGHT(120)
-#define LL_WGMMA(type)                                                                                     \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." type \
-               "." type " " LL_REGISTERS ", %128, %129, p, 1, 1, 0, 0;\n}"                                  \
-               : LL_ALL                                                                                    \
+#define LL_ALL                                                                                                  \
+  LL_EIGHT(0), LL_EIGHT(8), LL_EIGHT(16), LL_EIGHT(24), LL_EIGHT(32), LL_EIGHT(40), LL_EIGHT(48), LL_EIGHT(56), \
+      LL_EIGHT(64), LL_EIGHT(72), LL_EIGHT(80), LL_EIGHT(88), LL_EIGHT(96), LL_EIGHT(104), LL_EIGHT(112),       \
+      LL_EIGHT(120)
+#define LL_WGMMA(type)                                                                                                 \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type \
+               " " LL_REGISTERS ", %128, %129, p, 1, 1, 0, 0;\n}"                                                      \
+               : LL_ALL                                                                                                \
                : "l"(a), "l"(b), "r"(accumulate))
 
 // accumulate 0: D is overwritten. Runs asynchronously: commit, then wait before D is read or the operands overwritten.
