@@ -366,6 +366,9 @@ typedef struct ll_arguments {
   double *filter_variance;
   /* [saved_bytes] U8, aligned to 64: written by forward, read by backward with the same targets and row weights */
   const ll_tensor *saved;
+  /* [] or [1], F32 or F64, optional: multiplies grad_loss, where the loss' upstream gradient is a number in memory (on
+   * CUDA: the device's, so that nobody waits for it) */
+  const ll_tensor *grad_loss_factor;
 } ll_arguments;
 
 LL_API void ll_arguments_init_sized(ll_arguments *arguments, size_t bytes) LL_NOEXCEPT;
@@ -387,6 +390,12 @@ LL_API ll_status ll_backward(ll_plan *plan, const ll_arguments *arguments, void 
  * value, LL_ERROR_EMPTY (mean over no row with on_empty error), or LL_ERROR_INVALID_ARGUMENT (more kept rows than
  * most_kept_rows). Other backends refuse such calls at once: LL_OK. */
 LL_API ll_status ll_check_status(ll_context *context, void *stream) LL_NOEXCEPT;
+
+/* values *= factor: what makes gradients for an upstream gradient of 1 those for another. values [n] or
+ * [m,n] of any float dtype, columns adjacent; factor [] or [1], F32 or F64. On CUDA it is enqueued, both lie on the
+ * context's device, and values are not even read where factor is 1. */
+LL_API ll_status ll_scale(ll_context *context, const ll_tensor *factor, const ll_tensor *values,
+                          void *stream) LL_NOEXCEPT;
 
 /* ---- helpers -------------------------------------------------------------------------------------------------------- */
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._library import Error, info, library, version
+from ._library import Error, check_status, info, library, version
 from ._plan import PlanDescription, plan
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ __all__ = [
     "PlanDescription",
     "RowOutputs",
     "VocabPart",
+    "check_status",
     "cross_entropy",
     "distillation_loss",
     "info",

@@ -226,6 +226,7 @@ ARGUMENTS = [
     "filter_kept",
     "filter_variance",
     "saved",
+    "grad_loss_factor",
 ]
 SCALARS = frozenset({"kept_rows", "bad_rows", "correct_rows", "filter_kept", "filter_variance"})
 
@@ -257,6 +258,7 @@ FUNCTIONS = {
     "ll_forward": (_STATUS, [_POINTER, _POINTER, _POINTER, c_size_t, _POINTER]),
     "ll_forward_backward": (_STATUS, [_POINTER, _POINTER, _POINTER, c_size_t, _POINTER]),
     "ll_backward": (_STATUS, [_POINTER, _POINTER, _POINTER, c_size_t, _POINTER]),
+    "ll_scale": (_STATUS, [_POINTER, _POINTER, _POINTER, _POINTER]),
     "ll_check_status": (_STATUS, [_POINTER, _POINTER]),
     "ll_next_token_targets": (_STATUS, [_POINTER, _POINTER, _POINTER, c_int64, _POINTER]),
     "ll_merge_statistics": (_STATUS, [_POINTER, c_int64, _POINTER]),

@@ -38,6 +38,7 @@ _DTYPE_FIELDS = {
     "teacher_weight": "teacher_weight_dtype",
     "teacher_bias": "teacher_bias_dtype",
 }
+_OPERANDS = frozenset(("hidden", "weight", "teacher_hidden", "teacher_weight"))
 _GRADIENTS = {"grad_hidden": "hidden", "grad_weight": "weight", "grad_bias": "bias", "grad_logits": "logits"}
 _FUNCTIONS = {_abi.FORWARD: "ll_forward", _abi.FORWARD_BACKWARD: "ll_forward_backward", _abi.BACKWARD: "ll_backward"}
 
@@ -77,9 +78,10 @@ class Call:
         self.output_dtypes = {
             name: _DTYPES[dtype] for name, _, dtype in (each.partition(":") for each in outputs.split()) if dtype
         }
-        self.takes_grad_loss = "grad_loss" in self.inputs
+        # What products read in place on a CUDA device, where rows must be aligned.
+        self.operands = tuple(at for at, name in enumerate(self.inputs) if name in _OPERANDS)
         unknown = self.settings.keys() - _OPTION_FIELDS - _PROBLEM_FIELDS
-        unknown |= {*self.inputs, *self.outputs} - set(_abi.ARGUMENTS)
+        unknown |= {*self.inputs, *self.outputs} - set(_abi.ARGUMENTS) | ({"grad_loss"} & {*self.inputs})
         if unknown:
             raise ValueError(f"unknown in a call's text: {', '.join(sorted(unknown))}")
         self.function = getattr(_library.library(), _FUNCTIONS[int(self.settings["call"])])
@@ -160,7 +162,7 @@ class Plan:
         handle = ctypes.c_void_p()
         _library.check(
             loaded.ll_plan_create(
-                _library.context(backend, place.threads),
+                _library.context(backend, place.threads, place.device_id),
                 ctypes.byref(problem),
                 ctypes.byref(options),
                 ctypes.byref(handle),
@@ -173,7 +175,7 @@ class Plan:
         self._function = call.function
         self._workspace: ctypes.Array[ctypes.c_char] | None = None
         self._workspace_at = 0
-        if 0 < self.workspace_bytes <= _SMALL:
+        if 0 < self.workspace_bytes <= _SMALL and place.device_type == _abi.DEVICE_CPU:
             self._workspace = ctypes.create_string_buffer(self.workspace_bytes + _ALIGNMENT)
             self._workspace_at = -(-ctypes.addressof(self._workspace) // _ALIGNMENT) * _ALIGNMENT
         self._lay_out(call, views, place)
@@ -204,7 +206,7 @@ class Plan:
         return Output((rows,), dtype)
 
     def _lay_out(self, call: Call, views: Sequence[View], place: Place) -> None:
-        everything = [(name, view) for name, view in zip(call.inputs, views, strict=True) if name != "grad_loss"]
+        everything = list(zip(call.inputs, views, strict=True))
         everything += [(name, _adjacent(output)) for name, output in zip(call.outputs, self.outputs, strict=True)]
         # ll_arguments and the tensors after it, in one piece of memory: run() writes whole words into it, which costs
         # a third of what setting fields of ctypes structs does.
@@ -235,7 +237,7 @@ class Plan:
     def run(
         self, pointers: Sequence[int], workspace_at: int, grad_loss: float = 1.0, stream: int | None = None
     ) -> None:
-        """Runs on inputs and outputs in the order of the call's text (without grad_loss).
+        """Runs on inputs and outputs in the order of the call's text. stream: of a CUDA device.
 
         workspace_at may be 0 where needs_workspace() is 0. Raises what the library refuses."""
         words = self._words

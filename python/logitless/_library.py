@@ -1,8 +1,8 @@
 """Finds and loads liblogitless, turns its statuses into exceptions, and keeps its contexts.
 
 One library a process: LOGITLESS_LIBRARY names another than the one in this package. A context is made once per
-backend and thread count and lives as long as the process; its threads sleep between calls and are made anew by the
-library after a fork.
+backend, thread count and device, and lives as long as the process; its threads sleep between calls and are made anew
+by the library after a fork.
 """
 
 from __future__ import annotations
@@ -68,27 +68,29 @@ def check(status: int) -> None:
     raise Error(text, loaded.ll_status_name(status).decode())
 
 
-_contexts: dict[tuple[int, int], int] = {}
+_contexts: dict[tuple[int, int, int], int] = {}
 _making = threading.Lock()
 
 
-def context(backend: int, threads: int) -> int:
-    """The handle of the context of this backend and thread count (0: the library's own choice)."""
-    handle = _contexts.get((backend, threads))
+def context(backend: int, threads: int, device: int = 0) -> int:
+    """The handle of the context of this backend, thread count (0: the library's own choice) and CUDA device."""
+    key = (backend, threads, device)
+    handle = _contexts.get(key)
     if handle is not None:
         return handle
     with _making:
-        if (backend, threads) not in _contexts:
+        if key not in _contexts:
             loaded = library()
             options = _abi.ContextOptions()
             loaded.ll_context_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))
             options.backend = backend
             options.threads = threads
+            options.device = device
             made = ctypes.c_void_p()
             check(loaded.ll_context_create(ctypes.byref(options), ctypes.byref(made)))
             assert made.value is not None
-            _contexts[backend, threads] = made.value
-    return _contexts[backend, threads]
+            _contexts[key] = made.value
+    return _contexts[key]
 
 
 def described(function: Any, handle: int, form: int) -> str:
@@ -100,12 +102,35 @@ def described(function: Any, handle: int, form: int) -> str:
     return buffer.value.decode()
 
 
-def info() -> dict[str, Any]:
-    """Machine, instruction sets found and chosen, backends, threads, version: what `logitless info --json` prints."""
+def place_of(device: str) -> tuple[int, int]:
+    """Backend and device number of 'cpu', 'cuda' or 'cuda:1' (a torch.device will do); ValueError for others."""
+    name, _, number = str(device).partition(":")
+    if name not in ("cpu", "cuda") or (number and not number.isdigit()):
+        raise ValueError(f"device: {str(device)!r}; must be 'cpu', 'cuda' or 'cuda:N'")
+    return (_abi.BACKEND_CUDA if name == "cuda" else _abi.BACKEND_CPU), int(number or 0) if name == "cuda" else 0
+
+
+def info(device: str = "cpu") -> dict[str, Any]:
+    """Machine, instruction sets found and chosen, backends, threads, version: what `logitless info --json` prints.
+
+    device: 'cuda' or 'cuda:N' for what is found there. Raises NotImplementedError naming what is missing for it.
+    """
+    backend, number = place_of(device)
     result: dict[str, Any] = json.loads(
-        described(library().ll_context_describe, context(_abi.BACKEND_CPU, 0), _abi.JSON)
+        described(library().ll_context_describe, context(backend, 0, number), _abi.JSON)
     )
     return result
+
+
+def check_status(device: str = "cuda", stream: int | None = None) -> None:
+    """Raises the first thing on a CUDA device, since the last time, that a call could not refuse: waits for `stream` (a
+    cudaStream_t; None is the default stream, which waits for all others but those that are non-blocking).
+
+    Calls there only enqueue, so a target out of range or an empty mean with on_empty="error" becomes NaN and is told
+    here. Raises IndexError naming row and value, or ValueError. On the CPU calls refuse at once, and this does nothing.
+    """
+    backend, number = place_of(device)
+    check(library().ll_check_status(context(backend, 0, number), stream))
 
 
 def version() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import _abi, _engine
+from . import _abi, _engine, _library
 from ._settings import call_text, number_of, settings
 
 _DTYPES = {"float32": _abi.F32, "bfloat16": _abi.BF16, "float16": _abi.F16, "float64": _abi.F64}
@@ -37,12 +37,13 @@ def plan(
     weight_dtype: str | None = None,
     call: str = "forward_backward",
     threads: int = 0,
+    device: str = "cpu",
     **options: Any,
 ) -> PlanDescription:
     """The plan of linear_cross_entropy on hidden [rows, hidden] and weight [vocab, hidden].
 
     dtype, weight_dtype: names such as "bfloat16" (a torch.dtype will do). call: forward, forward_backward or backward.
-    options: keywords of linear_cross_entropy that are numbers or names, memory_budget among them. Raises ValueError for
+    device: "cpu", or "cuda" or "cuda:N" for a plan of that device, which must be there. options: keywords of linear_cross_entropy that are numbers or names, memory_budget among them. Raises ValueError for
     a budget below the least that any plan needs, naming that.
     """
     kind = number_of("call", call, _CALLS)
@@ -62,5 +63,7 @@ def plan(
     ]
     if kind == _abi.BACKWARD:
         views.append(_engine.View(_abi.F32, (rows, 4), (4, 1)))
-    made = _engine.Plan(_engine.call_of(text), views, _engine.Place(threads=threads))
+    backend, number = _library.place_of(device)
+    kind_of_device = _abi.DEVICE_CUDA if backend == _abi.BACKEND_CUDA else _abi.DEVICE_CPU
+    made = _engine.Plan(_engine.call_of(text), views, _engine.Place(kind_of_device, number, threads))
     return PlanDescription(made.describe(_abi.TEXT), json.loads(made.describe(_abi.JSON)), made.workspace_bytes)

@@ -54,6 +54,7 @@ def settings(
     memory_budget: int | str | None = None,
     filter_eps: float = 0.0,
     filter_seed: int = 0,
+    most_kept_rows: int | None = None,
     more: Iterable[tuple[str, object]] = (),
 ) -> str:
     """The settings of a call's text. `more`: further fields of ll_options or ll_problem, as they are."""
@@ -83,6 +84,10 @@ def settings(
         text += f" filter={float(filter_eps)!r}"
         if filter_seed != 0:
             text += f" filter_seed={int(filter_seed)}"
+    if most_kept_rows is not None:
+        if most_kept_rows < 1:
+            raise ValueError(f"most_kept_rows: {most_kept_rows}; must be at least 1, or None where it is not known")
+        text += f" most_kept_rows={int(most_kept_rows)}"
     for name, value in more:
         text += f" {name}={value}"
     return text

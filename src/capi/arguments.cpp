@@ -156,7 +156,11 @@ void check_backward(const ll_arguments& a, const Problem& p) {
   } else {
     need("lse", a.lse, "backward of kind logits needs stats or lse");
   }
+  if (p.loss.reduction == contract::Reduction::none) {
+    forbid("grad_loss_factor", a.grad_loss_factor, "reduction LL_PER_ROW has no reduced loss, grad_row_loss is for it");
+  }
   if (p.call == Call::forward) {
+    forbid("grad_loss_factor", a.grad_loss_factor, "forward computes no gradient");
     forbid("grad_row_loss", a.grad_row_loss, "forward computes no gradient");
     forbid("grad_row_lse", a.grad_row_lse, "forward computes no gradient");
     forbid("grad_row_logprob", a.grad_row_logprob, "forward computes no gradient");
@@ -235,6 +239,9 @@ CheckedArguments checked_arguments(const ll_arguments* arguments, const Problem&
   if (o.saved && (o.saved.row_stride != 1 || reinterpret_cast<std::uintptr_t>(o.saved.data) % 64 != 0)) {
     refuse("saved: at " + address(o.saved.data) + " with stride " + number(o.saved.row_stride) +
            "; must be aligned to 64 bytes, and adjacent");
+  }
+  if (a.grad_loss_factor != nullptr) {
+    o.grad_loss_factor = check.scalar("grad_loss_factor", a.grad_loss_factor, in, scalar);
   }
   vector(o.grad_row_loss, "grad_row_loss", a.grad_row_loss, in, p.rows, f32);
   vector(o.grad_row_lse, "grad_row_lse", a.grad_row_lse, in, p.rows, f32);

@@ -26,7 +26,7 @@ struct Region {
 
 class Regions {
  public:
-  static constexpr std::size_t kMost = 48;  // ll_arguments has fewer pointers, and a workspace
+  static constexpr std::size_t kMost = 52;  // ll_arguments has fewer pointers, and a workspace
 
   void add(const Region& region) { list_[count_++] = region; }
   void add(const char* name, bool output, const void* data, std::size_t bytes);

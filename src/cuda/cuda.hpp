@@ -47,6 +47,9 @@ struct ResultViews {
 std::string run(Prepared& prepared, const Operands& operands, const ResultViews& results, void* workspace, void* stream,
                 int* status);
 
+// Enqueues values *= factor, a number in the device's memory.
+std::string scale(Device& device, const View& factor, const View& values, void* stream, int* status);
+
 // The first thing on this device that a call could not refuse, since the last time: waits for `stream`. Returns its
 // text with *status set, or "".
 std::string check_status(Device& device, void* stream, int* status);

@@ -3,7 +3,19 @@
 
 #include <cstdlib>
 
+#include "cuda/kernels/kernels.hpp"
+
 namespace logitless::cuda {
+namespace {
+
+std::string launched(int* status) {
+  cudaError_t const launch = cudaGetLastError();
+  if (launch == cudaSuccess) return {};
+  *status = status_internal;
+  return std::string("a kernel could not be launched: ") + cudaGetErrorString(launch);
+}
+
+}  // namespace
 
 Device::~Device() {
   if (status == nullptr) return;
@@ -104,11 +116,14 @@ std::string run(Prepared& prepared, const Operands& operands, const ResultViews&
     if (*status == 0) *status = status_internal;
     return error;
   }
-  if (cudaError_t const launch = cudaGetLastError(); launch != cudaSuccess) {
-    *status = status_internal;
-    return std::string("a kernel could not be launched: ") + cudaGetErrorString(launch);
-  }
-  return {};
+  return launched(status);
+}
+
+std::string scale(Device& device, const View& factor, const View& values, void* stream, int* status) {
+  CurrentDevice const current(device.index);
+  cudaGetLastError();
+  scale_by(factor, values, device.multiprocessors, static_cast<cudaStream_t>(stream));
+  return launched(status);
 }
 
 std::string check_status(Device& device, void* stream, int* status) {

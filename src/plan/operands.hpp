@@ -41,6 +41,7 @@ struct Operands {
   View old_logprob, advantage, ref_logprob;                              // [R] f32
   View saved;                                                            // [Problem::saved] u8, 64-byte aligned
   View normalizer;                                                       // one f32 or f64
+  View grad_loss_factor;                                                 // likewise; multiplies grad_loss
 };
 
 // What a call reports beside its outputs.

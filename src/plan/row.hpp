@@ -66,6 +66,12 @@ LL_HD inline std::int64_t target_or_none(const Operands& o, std::int64_t i) {
   return o.targets ? target_of(o.targets, i) : 0;
 }
 
+// The number of a view of one f32 or f64.
+LL_HD inline double number_of(const View& v, double otherwise) {
+  if (v.dtype == contract::DType::f64) return *static_cast<const double*>(v.data);
+  return v ? static_cast<double>(*static_cast<const float*>(v.data)) : otherwise;
+}
+
 // ---- what a row is between the passes ------------------------------------------------------------------------------
 
 // The factor of the reduced loss, and whether there is nothing to reduce.
@@ -79,11 +85,7 @@ struct Reducer {
 LL_HD inline Reducer reducer_of(const contract::Problem& problem, const Operands& o, double weight) {
   Reducer out;
   if (problem.loss.reduction != contract::Reduction::mean) return out;
-  double divisor = problem.loss.normalizer > 0 ? problem.loss.normalizer : weight;
-  if (o.normalizer.dtype == contract::DType::f64)
-    divisor = *static_cast<const double*>(o.normalizer.data);
-  else if (o.normalizer)
-    divisor = static_cast<double>(*static_cast<const float*>(o.normalizer.data));
+  double const divisor = number_of(o.normalizer, problem.loss.normalizer > 0 ? problem.loss.normalizer : weight);
   out.empty = !(divisor != 0);
   out.factor = out.empty ? 0.0 : 1.0 / divisor;
   return out;
@@ -101,7 +103,7 @@ LL_HD inline double upstream_of(const contract::Problem& problem, const Operands
                                 std::int64_t i) {
   double const own = o.grad_row_loss ? static_cast<double>(float_at(o.grad_row_loss, i)) : 0.0;
   if (problem.loss.reduction == contract::Reduction::none) return o.grad_row_loss ? own : 1.0;
-  return o.grad_loss * reducer.factor + own;
+  return o.grad_loss * number_of(o.grad_loss_factor, 1.0) * reducer.factor + own;
 }
 
 // Merged statistics of one row, as the kernels left them or backward was given them.

@@ -135,7 +135,8 @@ void Rows::read_upstream(KeptRow* row, double divisor) const {
   auto read = [row](const View& view) { return view ? load(view, row->index) : 0.0; };
   double g = read(o_.grad_row_loss);
   if (p_.loss.reduction != Reduction::none) {
-    if (divisor != 0.0) g += o_.grad_loss / divisor;  // the mean of nothing has no gradient
+    const double upstream = o_.grad_loss * (o_.grad_loss_factor ? load(o_.grad_loss_factor, 0) : 1.0);
+    if (divisor != 0.0) g += upstream / divisor;  // the mean of nothing has no gradient
   } else if (!o_.grad_row_loss) {
     g = 1.0;
   }

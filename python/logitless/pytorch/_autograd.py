@@ -21,7 +21,7 @@ from . import _ops
 
 # A differentiable output and the argument of ll_backward that takes its upstream gradient.
 UPSTREAM = {
-    "loss": "grad_loss",
+    "loss": "grad_loss_factor",
     "row_loss": "grad_row_loss",
     "row_lse": "grad_row_lse",
     "row_logprob": "grad_row_logprob",
@@ -155,7 +155,9 @@ class _GiveAway(_Once):
     def forward(
         buffers: list[torch.Tensor], dtypes: list[torch.dtype], upstream: torch.Tensor, *primals: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        if upstream.item() != 1.0:
+        if upstream.is_cuda:
+            _ops.scale(buffers, upstream)  # there nothing waits for the number
+        elif upstream.item() != 1.0:
             for buffer in buffers:
                 buffer.mul_(upstream)
         return tuple([b if b.dtype == dtype else b.to(dtype) for b, dtype in zip(buffers, dtypes, strict=True)])
@@ -342,7 +344,7 @@ def _recompute(
     }
     # Left out, the loss' own upstream would count as 1.
     if "loss" in results:
-        arguments.setdefault("grad_loss", stats.new_zeros(()))
+        arguments.setdefault("grad_loss_factor", stats.new_zeros(()))
     else:
         arguments.setdefault("grad_row_loss", stats.new_zeros(1).expand(rows))
     backward_text = backward_call(text, tuple(arguments), wanted, in_place)
@@ -379,7 +381,8 @@ def prepare(
     double = any(tensor.dtype == torch.float64 for tensor in list(inputs.values())[:2])
     early = "loss" in outputs and not in_place and not double
     results = [*outputs, "stats"]
-    if saved_bytes and not early and kind == _abi.LINEAR and not double:
+    on_cpu = next(iter(inputs.values())).is_cpu  # elsewhere nothing is kept
+    if saved_bytes and not early and kind == _abi.LINEAR and not double and on_cpu:
         settings, results = f"{settings} saved_bytes={saved_bytes}", [*outputs, "saved", "stats"]
     if early:
         # fp16 underflows below 6e-8 before a loss scale comes: these gradients wait in fp32.

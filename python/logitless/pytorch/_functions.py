@@ -67,6 +67,7 @@ def linear_cross_entropy(
     saved_memory: int | str | None = None,
     filter_eps: float = 0.0,
     filter_seed: int = 0,
+    most_kept_rows: int | None = None,
     return_outputs: bool | Iterable[str] = False,
     options: object = None,
 ) -> Any:
@@ -98,7 +99,11 @@ def linear_cross_entropy(
         memory_budget: bytes of workspace, or '512MiB'; None is no limit. Less memory, more arithmetic.
         saved_memory: bytes, or '256MiB', that a loss per row (reduction "none") may keep until its backward, which
             then multiplies less: 2 R V bytes with 16-bit inputs, 4 R V else, save a quarter of it. None keeps nothing.
+            On the CPU; CUDA keeps nothing.
         filter_eps, filter_seed: a power of two; gradient entries |p| below it become 0 or eps at random, unbiased.
+        most_kept_rows: a bound of the rows that are not ignored, known without a synchronisation. On CUDA products
+            then cover so many rows, gathered, instead of all; more of them than that make the result NaN, which
+            logitless.check_status() tells. The CPU counts for itself.
         return_outputs: True, or names of Outputs' fields, for per-row outputs beside the loss.
         options: PyTorch's argument; refused, memory_budget says what it says.
 
@@ -106,7 +111,8 @@ def linear_cross_entropy(
         The loss: a scalar, float32 (float64 for float64 input), or with reduction "none" float32 [...]; or Outputs.
 
     Raises:
-        ValueError, TypeError: an argument, with its value and what would be right. IndexError: a target out of range.
+        ValueError, TypeError: an argument, with its value and what would be right. IndexError: a target out of range;
+            on CUDA, where calls only enqueue, its row is NaN and logitless.check_status() raises this.
 
     Source: docs/losses.md has the formula, the gradient and the origin of each option.
     """
@@ -137,6 +143,7 @@ def linear_cross_entropy(
             saved_memory,
             filter_eps,
             filter_seed,
+            most_kept_rows,
             return_outputs,
             options,
         ),
@@ -177,6 +184,7 @@ def linear_cross_entropy(
         saved_memory=saved_memory,
         filter_eps=filter_eps,
         filter_seed=filter_seed,
+        most_kept_rows=most_kept_rows,
         return_outputs=return_outputs,
         quick=quick,
     )
@@ -313,6 +321,7 @@ def token_logprobs(
     logit_floor: Tensor | None = None,
     memory_budget: int | str | None = None,
     saved_memory: int | str | None = None,
+    most_kept_rows: int | None = None,
 ) -> Any:
     """Log-probabilities of target [...] under the head, differentiable; with return_entropy also the rows' entropies.
 
@@ -333,6 +342,7 @@ def token_logprobs(
         logit_floor=logit_floor,
         memory_budget=memory_budget,
         saved_memory=saved_memory,
+        most_kept_rows=most_kept_rows,
         reduction="none",
         return_outputs=("logprob", "entropy") if return_entropy else ("logprob",),
     )
@@ -765,6 +775,8 @@ def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
         if value.numel() != 1:
             raise ValueError(f"normalizer: shape {list(value.shape)}; must be a number or a tensor of one")
         value = value.detach().reshape(())
+        if value.is_cpu and device.type != "cpu":
+            value = torch.full((), value.item(), dtype=torch.float64, device=device)
         return value if value.dtype in (torch.float32, torch.float64) else value.to(torch.float64)
     return torch.full((), value, dtype=torch.float64, device=device)
 

@@ -11,12 +11,13 @@ operator's shapes were registered.
 from __future__ import annotations
 
 import collections
+import ctypes
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
-from .. import _abi, _engine
+from .. import _abi, _engine, _library
 
 _VERSION = 1  # of the operators' signature and of their outputs' shapes
 NAMESPACE = "logitless"
@@ -50,7 +51,13 @@ class _TorchPlan(_engine.Plan):
             if tensor.dtype not in DTYPE:
                 raise TypeError(f"{name}: {tensor.dtype}; must be a float or an integer type")
             views.append(_engine.View(DTYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()))
-        super().__init__(call, views, _engine.Place(threads=torch.get_num_threads()))
+        device = same_device(inputs)
+        if device.type not in ("cpu", "cuda"):
+            raise NotImplementedError(f"logitless: tensors on {device}; there are backends for cpu and cuda")
+        place = _engine.Place(threads=torch.get_num_threads())
+        if device.type == "cuda":
+            place = _engine.Place(_abi.DEVICE_CUDA, device.index)
+        super().__init__(call, views, place)
         self.empty = [
             (output.shape, torch.uint8 if name == "saved" else _TORCH[output.dtype])
             for name, output in zip(call.outputs, self.outputs, strict=True)
@@ -92,32 +99,67 @@ def run(
     over: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """execute() of a call and a key_of() that are known already."""
-    plan = call.take(key)
     device = inputs[0].device
+    stream = None
+    if device.type == "cuda":
+        stream = torch.cuda.current_stream(device).cuda_stream
+        copied = _readable(call, inputs)
+        if copied is not None:
+            inputs, key = copied, key_of(copied, over is not None)
+    plan = call.take(key)
     if plan is None:
-        if same_device(inputs).type != "cpu":
-            raise NotImplementedError(f"logitless: tensors on {device}; this build has the CPU backend only")
         plan = _TorchPlan(call, inputs, over)
     assert isinstance(plan, _TorchPlan)
     empty = torch.empty  # the device is always said: a default device of the process' must not take hold
     outputs = [empty(shape, dtype=dtype, device=device) for shape, dtype in plan.empty] if over is None else [over]
-    grad_loss = 1.0
-    if call.takes_grad_loss:
-        at = call.inputs.index("grad_loss")
-        grad_loss = inputs[at].item()
-        inputs = [*inputs[:at], *inputs[at + 1 :]]
     pointers = [tensor.data_ptr() for tensor in inputs]
     pointers += [tensor.data_ptr() for tensor in outputs]
     try:
         if size := plan.needs_workspace():
-            workspace = empty(size, dtype=torch.uint8, device=device)  # aligned to 64 by PyTorch's allocator
-            plan.run(pointers, workspace.data_ptr(), grad_loss)
+            workspace = empty(size, dtype=torch.uint8, device=device)  # aligned to 64 by PyTorch's allocators
+            plan.run(pointers, workspace.data_ptr(), stream=stream)
         else:
-            plan.run(pointers, 0, grad_loss)
+            plan.run(pointers, 0, stream=stream)
     finally:
         call.give(key, plan)
     _counts[name] += 1
     return outputs
+
+
+def _readable(call: _engine.Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """The inputs with copies of those that products on a CUDA device cannot read in place; None where they all can.
+    They want columns adjacent, and rows apart and aligned to 16 bytes where H allows that."""
+    copied = None
+    for at in call.operands:
+        tensor = inputs[at]
+        rows, columns = tensor.stride()
+        unit = 16 // tensor.element_size()
+        if (columns == 1 or tensor.shape[1] <= 1) and tensor.data_ptr() % 16 == 0:
+            if tensor.shape[0] <= 1 or (rows >= tensor.shape[1] and (rows % unit == 0 or rows == tensor.shape[1])):
+                continue
+        copied = copied or list(inputs)
+        copied[at] = tensor.clone(memory_format=torch.contiguous_format)
+    return copied
+
+
+def scale(buffers: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiplies adjacent tensors [n] or [m, n] on a CUDA device by a number that lies there, without waiting for it."""
+    device = factor.device
+    stream = torch.cuda.current_stream(device).cuda_stream
+    context = _library.context(_abi.BACKEND_CUDA, 0, device.index)
+    by = _tensor_of(factor if factor.dtype in (torch.float32, torch.float64) else factor.float())
+    for buffer in buffers:
+        values = _tensor_of(buffer)
+        _library.check(_library.library().ll_scale(context, ctypes.byref(by), ctypes.byref(values), stream))
+
+
+def _tensor_of(tensor: torch.Tensor) -> _abi.Tensor:
+    made = _abi.Tensor()
+    made.size, made.data, made.dtype = ctypes.sizeof(made), tensor.data_ptr(), DTYPE[tensor.dtype]
+    made.device_type, made.device_id = _abi.DEVICE_CUDA, tensor.device.index
+    made.ndim = tensor.dim()
+    made.shape[: made.ndim], made.stride[: made.ndim] = tuple(tensor.shape), tensor.stride()
+    return made
 
 
 def _kernel(name: str) -> Callable[[list[torch.Tensor], str], list[torch.Tensor]]:
@@ -167,16 +209,18 @@ def _define() -> torch.library.Library:
         ) from error
     for name in ("forward", "forward_backward", "backward"):
         library.define(f"{name}_{_VERSION}(Tensor[] inputs, str text) -> Tensor[]")
-        library.impl(f"{name}_{_VERSION}", _kernel(name), "CPU")
+        for device in ("CPU", "CUDA"):
+            library.impl(f"{name}_{_VERSION}", _kernel(name), device)
         torch.library.register_fake(f"{NAMESPACE}::{name}_{_VERSION}", _fake, lib=library)
     name = f"backward_inplace_{_VERSION}"
     library.define(f"{name}(Tensor(a!) logits, Tensor[] inputs, str text) -> ()")
-    library.impl(name, _inplace_kernel, "CPU")
+    for device in ("CPU", "CUDA"):
+        library.impl(name, _inplace_kernel, device)
     torch.library.register_fake(f"{NAMESPACE}::{name}", lambda logits, inputs, text: None, lib=library)
     return library
 
 
-_library = _define()
+_operators = _define()
 forward = getattr(torch.ops.logitless, f"forward_{_VERSION}").default
 forward_backward = getattr(torch.ops.logitless, f"forward_backward_{_VERSION}").default
 backward = getattr(torch.ops.logitless, f"backward_{_VERSION}").default

@@ -105,6 +105,11 @@ struct PlainRows {
 bool plain_rows_serve(const contract::Problem& problem);
 void plain_rows(const RowCall& call, const Rows& rows, const PlainRows& shape, cudaStream_t stream);
 
+// ---- scale_sm80.cu ----------------------------------------------------------------------------------------------------
+
+// values [R,H] *= factor (f32 or f64); untouched where it is 1.
+void scale_by(const View& factor, const View& values, int multiprocessors, cudaStream_t stream);
+
 // ---- operands_sm80.cu: what products read, and what they leave -------------------------------------------------------
 
 // X or a teacher's X of the slots, [slots, hidden] in `out`; zeros where a slot is empty.
