@@ -43,8 +43,9 @@ def plan(
     """The plan of linear_cross_entropy on hidden [rows, hidden] and weight [vocab, hidden].
 
     dtype, weight_dtype: names such as "bfloat16" (a torch.dtype will do). call: forward, forward_backward or backward.
-    device: "cpu", or "cuda" or "cuda:N" for a plan of that device, which must be there. options: keywords of linear_cross_entropy that are numbers or names, memory_budget among them. Raises ValueError for
-    a budget below the least that any plan needs, naming that.
+    device: "cpu", or "cuda" or "cuda:N" for a plan of that device, which must be there. options: keywords of
+    linear_cross_entropy that are numbers or names, memory_budget among them. Raises ValueError for a budget below the
+    least that any plan needs, naming that.
     """
     kind = number_of("call", call, _CALLS)
     code = number_of("dtype", str(dtype).removeprefix("torch."), _DTYPES)

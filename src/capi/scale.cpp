@@ -43,12 +43,12 @@ void scale_on_host(ll_context& context, double by, const View& v) {
     std::int64_t pieces;  // of a row
   } job{v, by, (v.cols + kPiece - 1) / kPiece};
   const auto body = [](void* user, std::int64_t task) {
-    const Job& job = *static_cast<const Job*>(user);
-    const std::int64_t first = task % job.pieces * kPiece;
-    View piece = job.v;
+    const Job& of = *static_cast<const Job*>(user);
+    const std::int64_t first = task % of.pieces * kPiece;
+    View piece = of.v;
     piece.data = static_cast<char*>(piece.data) + first * contract::size_of(piece.dtype);
-    piece.cols = std::min(kPiece, job.v.cols - first);
-    scale_row(piece, task / job.pieces, job.by);
+    piece.cols = std::min(kPiece, of.v.cols - first);
+    scale_row(piece, task / of.pieces, of.by);
   };
   const std::int64_t tasks = v.rows * job.pieces;
   if (context.executor == nullptr) {

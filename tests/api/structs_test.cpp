@@ -49,9 +49,11 @@ TEST(Structs, LayoutIsWhatWasPublished) {
   EXPECT_EQ(offsetof(ll_problem, most_kept_rows), 160u);
   EXPECT_EQ(offsetof(ll_problem, flags), 64u);
   EXPECT_EQ(offsetof(ll_problem, memory_budget), 72u);
-  EXPECT_EQ(sizeof(ll_arguments), 384u);
+  EXPECT_EQ(sizeof(ll_arguments), 392u);
   EXPECT_EQ(offsetof(ll_arguments, grad_loss), 104u);
   EXPECT_EQ(offsetof(ll_arguments, bad_rows), 136u);
+  EXPECT_EQ(offsetof(ll_arguments, saved), 376u);
+  EXPECT_EQ(offsetof(ll_arguments, grad_loss_factor), 384u);
 }
 
 // Initialises a struct of `size` bytes that ends where something else begins.
@@ -143,7 +145,7 @@ TEST(Structs, GarbageSizesAreRefused) {
     s.x_view.size = sizeof(ll_tensor);
     s.arguments.size = size;
     EXPECT_TRUE(refused(s.run(plan.get()), LL_ERROR_INVALID_ARGUMENT,
-                        {"arguments.size: " + std::to_string(size), "sizeof(ll_arguments)", "384"}));
+                        {"arguments.size: " + std::to_string(size), "sizeof(ll_arguments)", "392"}));
     s.arguments.size = sizeof(ll_arguments);
     EXPECT_TRUE(s.untouched());
   }

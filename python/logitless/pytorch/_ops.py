@@ -133,17 +133,17 @@ def _readable(call: _engine.Call, inputs: Sequence[torch.Tensor]) -> list[torch.
     for at in call.operands:
         tensor = inputs[at]
         rows, columns = tensor.stride()
-        unit = 16 // tensor.element_size()
-        if (columns == 1 or tensor.shape[1] <= 1) and tensor.data_ptr() % 16 == 0:
-            if tensor.shape[0] <= 1 or (rows >= tensor.shape[1] and (rows % unit == 0 or rows == tensor.shape[1])):
-                continue
+        width, unit = tensor.shape[1], 16 // tensor.element_size()
+        apart = tensor.shape[0] <= 1 or rows == width or (rows > width and rows % unit == 0)
+        if apart and (columns == 1 or width <= 1) and tensor.data_ptr() % 16 == 0:
+            continue
         copied = copied or list(inputs)
         copied[at] = tensor.clone(memory_format=torch.contiguous_format)
     return copied
 
 
 def scale(buffers: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiplies adjacent tensors [n] or [m, n] on a CUDA device by a number that lies there, without waiting for it."""
+    """Multiplies adjacent tensors [n] or [m, n] on a CUDA device by a number that lies there, and waits for nothing."""
     device = factor.device
     stream = torch.cuda.current_stream(device).cuda_stream
     context = _library.context(_abi.BACKEND_CUDA, 0, device.index)
