@@ -53,6 +53,7 @@ std::string column(const std::string& text, std::size_t width) {
 void print_text(const Verification& v, const Inputs& inputs) {
   std::string const backend = v.machine.value("backend", "");
   std::string where = backend;
+  if (backend == "cuda") where += " (" + v.machine.value("device", "") + ")";
   if (backend == "cpu") {
     where +=
         " (" + v.machine.value("cpu_target", "") + ", " + std::to_string(v.machine.value("threads", 0)) + " threads)";
@@ -83,6 +84,7 @@ void print_json(const Verification& v, const Inputs& inputs) {
   Json object = {{"passed", v.passed()},
                  {"backend", v.machine.value("backend", "")},
                  {"target", v.machine.value("backend", "") == "cpu" ? v.machine["cpu_target"] : Json()},
+                 {"device", v.machine["device"]},
                  {"threads", v.machine.value("threads", 0)},
                  {"rows", inputs.rows}};
   if (inputs.kind == Kind::linear) object["hidden"] = inputs.hidden;

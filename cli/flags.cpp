@@ -268,6 +268,7 @@ void add_context_options(CLI::App& app, ContextOptions& options) {
   add_choice(app, "--backend", "(cpu)", options.backend,
              Choices<Backend>{{"cpu", Backend::cpu}, {"cuda", Backend::cuda}, {"reference", Backend::reference}})
       ->group(group);
+  add_integer(app, "--device", "of --backend cuda (0)", options.device, 0, 1023)->group(group);
   add_integer(app, "--threads", "(LOGITLESS_NUM_THREADS, or all CPUs of this process)", options.threads, 1, 1024)
       ->group(group);
   add_text(app, "--cpu-target", "NAME", "force an instruction set; logitless info lists them", options.cpu_target)

@@ -46,6 +46,12 @@ struct Inputs {
   // The problem with gradients in the inputs' dtypes (or fp32), or without any.
   Problem problem(bool grad_hidden, bool grad_weight, bool grad_logits, bool grad_f32) const;
   Arguments arguments() const;
+  // Rows that are not ignored.
+  std::int64_t kept(std::int64_t ignore_index) const {
+    std::int64_t count = 0;
+    for (std::int64_t i = 0; i < rows; ++i) count += ignored(i, ignore_index) ? 0 : 1;
+    return count;
+  }
   bool ignored(std::int64_t row, std::int64_t ignore_index) const { return y && target_at(y, row) == ignore_index; }
   // The options with what follows from the tensors that are given: the kind of targets, the policy rule.
   Options with_inputs(Options given) const;

@@ -4,12 +4,12 @@
 // before the first takes its name; printing comes last. So a failure leaves no file and a closed pipe loses none.
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
 
 #include "arrays.hpp"
+#include "device/device.hpp"
 #include "files/files.hpp"
 #include "flags.hpp"
 #include "inputs.hpp"
@@ -104,6 +104,7 @@ int run(const LossFlags& flags) {
   problem.memory_budget = flags.budget;
   problem.entropy = problem.argmax = true;
   problem.mean_logit = problem.sum_p2 = !flags.per_row.empty();
+  problem.most_kept_rows = inputs.kept(options.ignore_index);
 
   Context context(flags.context);
   Plan plan(context, problem, options);
@@ -136,11 +137,7 @@ int run(const LossFlags& flags) {
   arguments.grad_logits = dz.tensor();
   arguments.grad_bias = db.tensor();
   rows.ask(arguments);
-  Workspace workspace(plan.workspace_bytes());
-  auto const start = std::chrono::steady_clock::now();
-  Result const result =
-      problem.call == Call::forward ? plan.forward(arguments, workspace) : plan.forward_backward(arguments, workspace);
-  double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  auto const [result, seconds] = device::run_plan(context, flags.context.device, plan, arguments);
 
   std::vector<files::Staged> staged;
   staged.reserve(outputs.size());
@@ -150,6 +147,7 @@ int run(const LossFlags& flags) {
   Json const machine = Json::parse(context.describe(Format::json));
   std::string const backend = machine.value("backend", "");
   std::string const target = backend == "cpu" ? machine.value("cpu_target", "") : "";
+  std::string const where = backend == "cuda" ? machine.value("device", "") : target;
   bool const reduced = options.reduction != Reduction::none;
   double const accuracy = static_cast<double>(result.correct) / static_cast<double>(result.kept);  // 0 / 0: NaN
   double const entropy = mean_of(rows.entropy, result.kept);
@@ -174,9 +172,11 @@ int run(const LossFlags& flags) {
   report.add("dtype", name_of(inputs.kind == Kind::linear ? inputs.x.dtype() : inputs.z.dtype()), inputs.dtype_text());
   if (inputs.kind == Kind::linear) report.add("weight_dtype", name_of(inputs.w.dtype()), "");
   report.add("reduction", !reduced ? "none" : options.reduction == Reduction::mean ? "mean" : "sum", "");
-  report.add("backend", backend, target.empty() ? backend : backend + ", " + target);
+  report.add("backend", backend, where.empty() ? backend : backend + ", " + where);
   report.add("target", target.empty() ? Json() : Json(target), "");
-  report.add("threads", machine.value("threads", 0), std::to_string(machine.value("threads", 0)));
+  report.add("device", machine["device"], "");
+  report.add("threads", machine.value("threads", 0),
+             backend == "cuda" ? "" : std::to_string(machine.value("threads", 0)));
   Json files = Json::array();
   std::string names;
   for (Output const& output : outputs) {

@@ -4,7 +4,6 @@
 #include "verify.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <future>
 #include <limits>
@@ -15,6 +14,7 @@
 
 #include "arrays.hpp"
 #include "bounds.hpp"
+#include "device/device.hpp"
 #include "row_outputs.hpp"
 
 namespace logitless::cli {
@@ -222,6 +222,7 @@ class Comparison {
   void run_backend() {
     Problem problem = in_.problem(linear(), linear(), !linear(), r_.grad_f32);
     problem.memory_budget = r_.budget;
+    problem.most_kept_rows = in_.kept(r_.options.ignore_index);
     problem.entropy = problem.argmax = problem.mean_logit = problem.sum_p2 = r_.per_row;
     if (linear() && in_.options.bias) problem.grad_bias_dtype = r_.grad_f32 ? DType::f32 : problem.bias_dtype;
     Context context(r_.context);
@@ -242,11 +243,10 @@ class Comparison {
     arguments.grad_logits = dz_.tensor();
     arguments.grad_bias = db_.tensor();
     got_.ask(arguments);
-    Workspace workspace(plan.workspace_bytes());
     progress_.show("check: running " + out_.machine.value("backend", "") + " ...");
-    auto const start = std::chrono::steady_clock::now();
-    result_ = plan.forward_backward(arguments, workspace);
-    out_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    device::Ran const ran = device::run_plan(context, r_.context.device, plan, arguments);
+    result_ = ran.result;
+    out_.seconds = ran.seconds;
     out_.kept = result_.kept;
     divisor_ = r_.options.reduction != Reduction::mean ? 1.0
                : r_.options.normalizer > 0.0           ? r_.options.normalizer
@@ -261,7 +261,7 @@ class Comparison {
     arguments.grad_hidden = again.tensor();
     arguments.grad_loss = 0.0;
     arguments.grad_row_loss = upstream.tensor();
-    plan.forward_backward(arguments, workspace);
+    device::run_plan(context, r_.context.device, plan, arguments);
   }
 
   void prepare() {

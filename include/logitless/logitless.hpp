@@ -266,6 +266,14 @@ class ConstTensor {
   std::int64_t extent(std::int32_t i) const noexcept { return view_.shape[i]; }
   std::int64_t stride(std::int32_t i) const noexcept { return view_.stride[i]; }
   const void* data() const noexcept { return view_.data; }
+  // The same view of a CUDA device's memory, which only that device's context takes. Its data is never followed here.
+  ConstTensor on_device(std::int32_t device) const noexcept {
+    ConstTensor there = *this;
+    there.view_.device_type = LL_DEVICE_CUDA;
+    there.view_.device_id = device;
+    return there;
+  }
+  bool on_host() const noexcept { return view_.device_type == LL_DEVICE_CPU; }
   // For the C ABI: null when not given.
   const ll_tensor* get() const noexcept { return *this ? &view_ : nullptr; }
 
@@ -338,6 +346,10 @@ class Tensor : public ConstTensor {
   Tensor(M&& mdspan) : ConstTensor(mdspan) {}
 
   void* data() const noexcept { return const_cast<void*>(ConstTensor::data()); }
+  Tensor on_device(std::int32_t device) const noexcept { return Tensor(ConstTensor::on_device(device)); }
+
+ private:
+  explicit Tensor(const ConstTensor& view) : ConstTensor(view) {}
 };
 
 // ---- options, problems, arguments -----------------------------------------------------------------------------------
@@ -433,6 +445,8 @@ struct Problem {
   std::int64_t first_column = 0;  // a part of a vocabulary, when total_vocab > 0
   std::int64_t total_vocab = 0;
   std::uint64_t saved_bytes = 0;  // of Arguments::saved, from forward to backward; 0: none
+  // An upper bound of the kept rows, to which a CUDA device's products shrink; 0: R. See ll_problem.
+  std::int64_t most_kept_rows = 0;
   // Inputs that every run gets.
   bool class_weight = false;
   bool row_weight = false;
@@ -490,7 +504,8 @@ struct Arguments {
   ConstTensor grad_row_lse{};  // [R] F32, as are the next two
   ConstTensor grad_row_logprob{};
   ConstTensor grad_row_entropy{};
-  Tensor saved{};  // [Problem::saved_bytes] U8, aligned to 64: written by forward, read by backward
+  Tensor saved{};                  // [Problem::saved_bytes] U8, aligned to 64: written by forward, read by backward
+  ConstTensor grad_loss_factor{};  // [] or [1], F32 or F64: multiplies grad_loss
 };
 
 struct Result {
@@ -500,6 +515,17 @@ struct Result {
   std::int64_t correct = 0;  // kept rows whose target is the argmax, where Problem::argmax asks; else 0
   double filter_kept = 1.0;  // share of the gradient's entries that a filter did not make 0
   double filter_variance = 0.0;
+};
+
+// Where Plan::enqueue writes what Result holds: memory that the device can write. Null, or a default Tensor: not
+// wanted.
+struct Reports {
+  Tensor loss{};  // [] or [1], F32 or F64
+  std::int64_t* kept = nullptr;
+  std::int64_t* bad = nullptr;
+  std::int64_t* correct = nullptr;
+  double* filter_kept = nullptr;
+  double* filter_variance = nullptr;
 };
 
 namespace detail {
@@ -589,12 +615,13 @@ struct ContextOptions {
   ll_parallel_for parallel_for = nullptr;  // the caller's executor; null: a pool of the context's own
   void* parallel_for_user = nullptr;
   std::string cpu_target{};  // "": LOGITLESS_CPU_TARGET, or the best one; else scalar, avx2, avx512, avx512bf16, amx
+  std::int32_t device = 0;   // of Backend::cuda, as the driver counts them
 };
 
 // Threads and a backend. Move-only; it must outlive its plans. Several threads may use one context: their calls queue.
 class Context {
  public:
-  explicit Context(const ContextOptions& options = {}) {
+  explicit Context(const ContextOptions& options = {}) : backend_(options.backend) {
     ll_context_options raw;
     ll_context_options_init(&raw);
     raw.backend = static_cast<ll_backend>(options.backend);
@@ -602,6 +629,7 @@ class Context {
     raw.parallel_for = options.parallel_for;
     raw.parallel_for_user = options.parallel_for_user;
     raw.cpu_target = options.cpu_target.empty() ? nullptr : options.cpu_target.c_str();
+    raw.device = options.device;
     ll_context* context = nullptr;
     detail::check(ll_context_create(&raw, &context));
     context_.reset(context);
@@ -612,6 +640,11 @@ class Context {
       return ll_context_describe(context_.get(), static_cast<ll_format>(format), buffer, capacity, length);
     });
   }
+  // CUDA: waits for the stream and throws the first thing, since the last time, that a call there could not refuse: a
+  // target out of range, the mean of no row, more kept rows than promised. Other backends refuse at once.
+  void check_status(void* stream = nullptr) { detail::check(ll_check_status(context_.get(), stream)); }
+
+  Backend backend() const noexcept { return backend_; }
   ll_context* get() const noexcept { return context_.get(); }
 
  private:
@@ -619,6 +652,7 @@ class Context {
     void operator()(ll_context* context) const noexcept { ll_context_destroy(context); }
   };
   std::unique_ptr<ll_context, Destroy> context_;
+  Backend backend_;
 };
 
 // The context of calls that name none: made at first use, one per process.
@@ -658,7 +692,8 @@ class Workspace {
   std::size_t bytes_ = 0;
 };
 
-// How one problem runs on one context. Move-only; one thread at a time.
+// How one problem runs on one context. Move-only; one thread at a time. On the host forward, forward_backward and
+// backward return when the result is there; on a CUDA device enqueue is for all three.
 class Plan {
  public:
   Plan(Context& context, const Problem& problem, const Options& options = {})
@@ -666,7 +701,9 @@ class Plan {
                       problem.total_vocab == 0),
         counts_correct_(problem.argmax && problem.call != Call::backward &&
                         (options.targets == Targets::hard || options.distillation.hard_share > 0.0)),
-        filters_(options.filter > 0.0) {
+        filters_(options.filter > 0.0),
+        on_device_(context.backend() == Backend::cuda),
+        call_(problem.call) {
     const ll_problem raw = raw_of(problem);
     const ll_options what = raw_of(options);
     ll_plan* plan = nullptr;
@@ -699,6 +736,28 @@ class Plan {
     return run(ll_forward_backward, arguments, workspace);
   }
   Result backward(const Arguments& arguments, Workspace& workspace) { return run(ll_backward, arguments, workspace); }
+
+  // The plan's call on a cudaStream_t of the context's device: nothing is allocated and nothing waited for, so it may
+  // be captured into a graph. Tensors (on_device), workspace and reports lie in the device's memory; what the call
+  // cannot refuse there is Context::check_status' to tell. On the host it is the call itself, and stream is null.
+  void enqueue(const Arguments& arguments, const Reports& reports, void* workspace, std::size_t bytes, void* stream) {
+    run(call_ == Call::forward    ? ll_forward
+        : call_ == Call::backward ? ll_backward
+                                  : ll_forward_backward,
+        arguments, reports, workspace, bytes, stream);
+  }
+  // What this plan's call reports, in the fields of a Result that may lie in a device's memory (its loss then wants
+  // on_device): only addresses are taken.
+  Reports reports_in(Result* result) const {
+    Reports reports{.kept = &result->kept, .bad = &result->bad};
+    if (returns_loss_) reports.loss = Tensor(&result->loss, Shape(1));
+    if (counts_correct_) reports.correct = &result->correct;
+    if (filters_) {
+      reports.filter_kept = &result->filter_kept;
+      reports.filter_variance = &result->filter_variance;
+    }
+    return reports;
+  }
 
   ll_plan* get() const noexcept { return plan_.get(); }
 
@@ -736,6 +795,7 @@ class Plan {
     raw.first_column = problem.first_column;
     raw.total_vocab = problem.total_vocab;
     raw.saved_bytes = problem.saved_bytes;
+    raw.most_kept_rows = problem.most_kept_rows;
     raw.inputs = 0;
     if (problem.class_weight) raw.inputs |= LL_CLASS_WEIGHT;
     if (problem.row_weight) raw.inputs |= LL_ROW_WEIGHT;
@@ -782,20 +842,14 @@ class Plan {
     return raw;
   }
 
-  Result run(Function function, const Arguments& arguments, Workspace& workspace) {
-    workspace.reserve(workspace_bytes());
-    return run(function, arguments, workspace.data(), workspace.size());
-  }
-  Result run(Function function, const Arguments& arguments, void* workspace, std::size_t bytes) {
-    Result result;
-    const Tensor loss(&result.loss, Shape(1));
+  // All but what a Result or Reports hold.
+  static ll_arguments raw_of(const Arguments& arguments) {
     ll_arguments raw;
     ll_arguments_init(&raw);
     raw.hidden = arguments.hidden.get();
     raw.weight = arguments.weight.get();
     raw.logits = arguments.logits.get();
     raw.targets = arguments.targets.get();
-    raw.loss = returns_loss_ ? loss.get() : nullptr;
     raw.row_loss = arguments.row_loss.get();
     raw.row_lse = arguments.row_lse.get();
     raw.row_logprob = arguments.row_logprob.get();
@@ -806,8 +860,6 @@ class Plan {
     raw.grad_loss = arguments.grad_loss;
     raw.grad_row_loss = arguments.grad_row_loss.get();
     raw.lse = arguments.lse.get();
-    raw.kept_rows = &result.kept;
-    raw.bad_rows = &result.bad;
     raw.bias = arguments.bias.get();
     raw.class_weight = arguments.class_weight.get();
     raw.row_weight = arguments.row_weight.get();
@@ -835,10 +887,33 @@ class Plan {
     raw.grad_row_logprob = arguments.grad_row_logprob.get();
     raw.grad_row_entropy = arguments.grad_row_entropy.get();
     raw.saved = arguments.saved.get();
-    raw.correct_rows = counts_correct_ ? &result.correct : nullptr;
-    raw.filter_kept = filters_ ? &result.filter_kept : nullptr;
-    raw.filter_variance = filters_ ? &result.filter_variance : nullptr;
-    detail::check(function(plan_.get(), &raw, workspace, bytes, nullptr));
+    raw.grad_loss_factor = arguments.grad_loss_factor.get();
+    return raw;
+  }
+
+  void run(Function function, const Arguments& arguments, const Reports& reports, void* workspace, std::size_t bytes,
+           void* stream) {
+    ll_arguments raw = raw_of(arguments);
+    raw.loss = reports.loss.get();
+    raw.kept_rows = reports.kept;
+    raw.bad_rows = reports.bad;
+    raw.correct_rows = reports.correct;
+    raw.filter_kept = reports.filter_kept;
+    raw.filter_variance = reports.filter_variance;
+    detail::check(function(plan_.get(), &raw, workspace, bytes, stream));
+  }
+  Result run(Function function, const Arguments& arguments, Workspace& workspace) {
+    if (!on_device_) workspace.reserve(workspace_bytes());
+    return run(function, arguments, workspace.data(), workspace.size());
+  }
+  Result run(Function function, const Arguments& arguments, void* workspace, std::size_t bytes) {
+    if (on_device_) {
+      throw Error(LL_ERROR_UNSUPPORTED,
+                  "backend: cuda; results of a device lie in its memory, call Plan::enqueue with a stream, or use the "
+                  "cpu backend");
+    }
+    Result result;
+    run(function, arguments, reports_in(&result), workspace, bytes, nullptr);
     return result;
   }
 
@@ -846,7 +921,8 @@ class Plan {
     void operator()(ll_plan* plan) const noexcept { ll_plan_destroy(plan); }
   };
   std::unique_ptr<ll_plan, Destroy> plan_;
-  bool returns_loss_, counts_correct_, filters_;
+  bool returns_loss_, counts_correct_, filters_, on_device_;
+  Call call_;
 };
 
 // ---- one-line calls -------------------------------------------------------------------------------------------------
@@ -1027,6 +1103,11 @@ inline void merge_statistics(std::span<const ConstTensor> parts, Tensor merged) 
   raw.reserve(parts.size());
   for (const ConstTensor& part : parts) raw.push_back(part.get());
   detail::check(ll_merge_statistics(raw.data(), static_cast<std::int64_t>(raw.size()), merged.get()));
+}
+
+// values *= factor, one number; on a CUDA device enqueued, and free where the factor is 1. See ll_scale.
+inline void scale(Context& context, ConstTensor factor, Tensor values, void* stream = nullptr) {
+  detail::check(ll_scale(context.get(), factor.get(), values.get(), stream));
 }
 
 // mean_probability [V] -> order [V]: classes from the most to the least probable; see ll_class_order.

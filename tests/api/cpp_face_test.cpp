@@ -383,6 +383,82 @@ TEST(Plans, ThreeStepsWithOwnWorkspace) {
   EXPECT_EQ(s.dx, dx) << "a backward done twice gives the same answer";
 }
 
+// enqueue is forward, forward_backward and backward in one; on the host it returns when all is there.
+TEST(Plans, EnqueueIsTheCall) {
+  logitless::Context context({.threads = 2});
+  SmallProblem a, b, c;
+  const auto arguments_of = [](SmallProblem& s) {
+    return logitless::Arguments{.hidden = {s.x.data(), {4, 5}},
+                                .weight = {s.w.data(), {7, 5}},
+                                .targets = s.y,
+                                .grad_hidden = {s.dx.data(), {4, 5}},
+                                .grad_weight = {s.dw.data(), {7, 5}},
+                                .stats = {s.stats.data(), {4, 4}}};
+  };
+  logitless::Arguments of_a = arguments_of(a), of_b = arguments_of(b), of_c = arguments_of(c);
+  logitless::Plan plan(context, logitless::problem_of(of_a, logitless::Call::forward_backward));
+  logitless::Workspace workspace(plan.workspace_bytes());
+  const logitless::Result want = plan.forward_backward(of_a, workspace);
+  logitless::Result got;
+  plan.enqueue(of_b, {.loss = {&got.loss, {1}}, .kept = &got.kept, .bad = &got.bad}, workspace.data(), workspace.size(),
+               nullptr);
+  context.check_status();
+  EXPECT_EQ(got.loss, want.loss);
+  EXPECT_EQ(got.kept, want.kept);
+  EXPECT_EQ(got.bad, want.bad);
+  EXPECT_EQ(b.dx, a.dx);
+  EXPECT_EQ(b.dw, a.dw);
+
+  // An upstream gradient in memory, before and afterwards: exact for a power of two.
+  const float factor = -0.5f;
+  of_b.grad_loss_factor = ConstTensor(&factor, {1});
+  plan.enqueue(of_b, {}, workspace.data(), workspace.size(), nullptr);
+  logitless::scale(context, of_b.grad_loss_factor, of_a.grad_weight);
+  EXPECT_EQ(b.dw, a.dw);
+
+  // backward from the statistics; its saved ones are b's.
+  of_c.stats = {b.stats.data(), {4, 4}};
+  of_c.grad_loss = -0.5;
+  logitless::Plan backward(context, logitless::problem_of(of_c, logitless::Call::backward));
+  logitless::Workspace more(backward.workspace_bytes());
+  backward.enqueue(of_c, {}, more.data(), more.size(), nullptr);
+  expect_near(c.dx, std::vector<double>(b.dx.begin(), b.dx.end()), "grad_hidden");
+}
+
+// What lies on a device is no CPU context's, and what it computes there is not a Result's.
+TEST(Plans, DevicesHaveTheirOwnMemory) {
+  logitless::Context context;
+  EXPECT_EQ(context.backend(), logitless::Backend::cpu);
+  SmallProblem s;
+  logitless::Arguments arguments{.hidden = {s.x.data(), {4, 5}}, .weight = {s.w.data(), {7, 5}}, .targets = s.y};
+  const Tensor there = Tensor(s.dw.data(), {7, 5}).on_device(1);
+  EXPECT_FALSE(there.on_host());
+  EXPECT_EQ(there.get()->device_id, 1);
+  EXPECT_EQ(there.data(), s.dw.data());
+  EXPECT_TRUE(arguments.weight.on_host());
+  arguments.hidden = arguments.hidden.on_device(0);
+  try {
+    logitless::Plan plan(context, logitless::problem_of(arguments, logitless::Call::forward));
+    logitless::Workspace workspace;
+    plan.forward(arguments, workspace);
+    FAIL() << "memory of a device was followed on the host";
+  } catch (const logitless::Error& error) {
+    EXPECT_EQ(error.status(), LL_ERROR_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(error.what()).find("hidden: device_type 2"), std::string::npos) << error.what();
+  }
+  try {
+    logitless::Context cuda({.backend = logitless::Backend::cuda});
+    arguments.hidden = {s.x.data(), {4, 5}};
+    logitless::Plan plan(cuda, logitless::problem_of(arguments, logitless::Call::forward));
+    logitless::Workspace workspace;
+    plan.forward(arguments, workspace);
+    FAIL() << "a Result of a device's call";
+  } catch (const logitless::Error& error) {  // of the machine, or of the call
+    EXPECT_EQ(error.status(), LL_ERROR_UNSUPPORTED);
+    EXPECT_EQ(std::string(error.what()).find("backend: "), 0u) << error.what();
+  }
+}
+
 TEST(Workspaces, GrowAndAreAligned) {
   logitless::Workspace workspace(10);
   EXPECT_EQ(workspace.size(), 10u);
@@ -418,8 +494,9 @@ TEST(Errors, CarryStatusAndText) {
   EXPECT_NE(text.find("weight: shape [5, 7]; must be [5, 5]"), std::string::npos) << text;
   std::tie(status, text) = failure([&] { logitless::linear_cross_entropy(x, w, s.y, {.memory_budget = 1}); });
   EXPECT_EQ(status, LL_ERROR_BUDGET);
-  std::tie(status, text) = failure([&] { logitless::Context bad({.backend = logitless::Backend::cuda}); });
-  EXPECT_EQ(status, LL_ERROR_UNSUPPORTED);
+  std::tie(status, text) = failure([&] { logitless::Context bad({.device = 3}); });
+  EXPECT_EQ(status, LL_ERROR_INVALID_ARGUMENT);
+  EXPECT_NE(text.find("device: 3"), std::string::npos) << text;
   s.y[0] = 700;
   std::tie(status, text) = failure([&] { logitless::linear_cross_entropy(x, w, s.y); });
   EXPECT_EQ(status, LL_ERROR_TARGET_RANGE);
