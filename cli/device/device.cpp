@@ -29,7 +29,7 @@ void select(int device) { expect(cudaSetDevice(device), "the device cannot be us
 
 }  // namespace
 
-Memory::Memory(int device, std::size_t bytes) : memory_(nullptr, Free{device}), bytes_(bytes) {
+Memory::Memory(int device, std::size_t bytes) : memory_(nullptr, FreeMemory{device}), bytes_(bytes) {
   if (bytes == 0) return;
   select(device);
   void* memory = nullptr;
@@ -43,7 +43,7 @@ Memory::Memory(int device, std::size_t bytes) : memory_(nullptr, Free{device}), 
   memory_.reset(memory);
 }
 
-void Memory::Free::operator()(void* memory) const noexcept {
+void FreeMemory::operator()(void* memory) const noexcept {
   if (cudaSetDevice(device) == cudaSuccess) cudaFree(memory);
 }
 
@@ -103,7 +103,7 @@ namespace {
 }  // namespace
 
 Memory::Memory(int, std::size_t) { absent(); }
-void Memory::Free::operator()(void*) const noexcept {}
+void FreeMemory::operator()(void*) const noexcept {}
 void Memory::upload(const void*) { absent(); }
 void Memory::download(void*) const { absent(); }
 void Memory::clear() { absent(); }

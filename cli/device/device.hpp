@@ -12,6 +12,11 @@
 
 namespace logitless::device {
 
+struct FreeMemory {
+  int device = 0;
+  void operator()(void* memory) const noexcept;
+};
+
 // One allocation on a device, aligned to 256 bytes.
 class Memory {
  public:
@@ -25,11 +30,7 @@ class Memory {
   void clear();
 
  private:
-  struct Free {
-    int device = 0;
-    void operator()(void* memory) const noexcept;
-  };
-  std::unique_ptr<void, Free> memory_;
+  std::unique_ptr<void, FreeMemory> memory_;
   std::size_t bytes_ = 0;
 };
 
