@@ -63,10 +63,19 @@ void check(const BenchRequest& request) {
   }
   if (!(request.seconds > 0)) refuse("seconds: " + std::to_string(request.seconds) + "; must be above 0");
   if (request.repeats < 0) refuse("repeats: " + std::to_string(request.repeats) + "; must be at least 0");
+  if (request.backend == Backend::reference) refuse("backend: reference; must be cpu or cuda");
+  if (request.backend == Backend::cuda) {
+    if (request.suite != "linear" && request.suite != "logits") {
+      refuse("suite: " + request.suite + "; must be linear or logits with backend cuda (bench/gpu.py has more)");
+    }
+    if (request.peers) refuse("peers: not with backend cuda; bench/gpu.py runs torch beside");
+  }
 }
 
 ContextOptions context_options(const BenchRequest& request) {
   ContextOptions options;
+  options.backend = request.backend;
+  options.device = request.device;
   options.threads = request.threads;
   options.cpu_target = request.cpu_target;
   return options;
@@ -193,9 +202,43 @@ std::vector<DType> Session::dtypes(const std::vector<DType>& by_default) const {
   return request.dtype.empty() ? by_default : dtypes_of(request.dtype);
 }
 
+namespace {
+
+// Prints and writes what was measured, with the peers where they were asked for. 0, or 1 after a line on stderr.
+int report(const Session& session) {
+  const BenchRequest& request = session.request;
+  nlohmann::ordered_json json = report_json(session);
+  const bool json_only = request.json == "-";
+  if (!json_only) std::fputs(report_text(session).c_str(), stdout);
+  int result = 0;
+  if (request.peers) {
+    if (auto peers = run_peers(request, session.team.size())) {
+      json["peers"] = std::move(*peers);
+    } else {
+      result = 1;
+    }
+  }
+  if (json_only) {
+    std::fputs((json.dump(2) + "\n").c_str(), stdout);
+  } else if (!request.json.empty() && !write_file(request.json, json.dump(2) + "\n")) {
+    result = 1;
+  }
+  return result;
+}
+
+}  // namespace
+
 int run_bench(const BenchRequest& request) {
   check(request);
   Session session(request);
+  if (session.on_device()) {
+    const bool linear = request.suite == "linear";
+    const std::vector<DType> by_default = linear ? std::vector{DType::bf16} : std::vector{DType::f32, DType::bf16};
+    for (const DType dtype : session.dtypes(by_default)) {
+      linear ? run_linear_on_device(session, dtype) : run_logits_on_device(session, dtype);
+    }
+    return report(session);
+  }
   const bool all = request.suite == "all";
   const auto wanted = [&](const char* suite) { return all || request.suite == suite; };
 
@@ -215,23 +258,7 @@ int run_bench(const BenchRequest& request) {
     for (const DType dtype : session.dtypes({DType::bf16})) run_error(session, dtype);
   }
 
-  nlohmann::ordered_json json = report_json(session);
-  const bool json_only = request.json == "-";
-  if (!json_only) std::fputs(report_text(session).c_str(), stdout);
-  int result = 0;
-  if (request.peers) {
-    if (auto peers = run_peers(request, session.team.size())) {
-      json["peers"] = std::move(*peers);
-    } else {
-      result = 1;
-    }
-  }
-  if (json_only) {
-    std::fputs((json.dump(2) + "\n").c_str(), stdout);
-  } else if (!request.json.empty() && !write_file(request.json, json.dump(2) + "\n")) {
-    result = 1;
-  }
-  return result;
+  return report(session);
 }
 
 }  // namespace logitless::bench

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "logitless/logitless.hpp"
+
 namespace logitless::bench {
 
 struct BenchRequest {
@@ -19,20 +21,23 @@ struct BenchRequest {
   std::string data = "trained";        // trained: loss of a few nats, Zipf targets; random: uniform targets
   double ignored = 1.0 / 17;           // share of rows whose target is ignore_index
   std::uint64_t budget = 64ull << 20;  // bytes of the rows "within a budget"
-  int threads = 0;                     // 0: the context's default
-  std::string cpu_target;              // "": the context's default
-  double seconds = 45.0;               // time to aim at for each suite; every row runs once even if it takes longer
-  int repeats = 0;                     // rounds of each suite; 0: as many as fit into `seconds`, 15 at most
-  bool dense = true;                   // run the unfused baseline too
-  bool peers = false;                  // run bench/peers/peers.py (torch) on the same shape afterwards
-  std::string python = "python3";      // interpreter for peers
-  std::string peers_script;            // "": the script of the source tree this was built from
-  std::string json;                    // "": no JSON; "-": JSON on stdout instead of text; else a file
+  Backend backend = Backend::cpu;  // cpu or cuda; on cuda the suites linear and logits, without ceilings of the host
+  int device = 0;                  // of cuda
+  int threads = 0;                 // 0: the context's default
+  std::string cpu_target;          // "": the context's default
+  double seconds = 45.0;           // time to aim at for each suite; every row runs once even if it takes longer
+  int repeats = 0;                 // rounds of each suite; 0: as many as fit into `seconds`, 15 at most
+  bool dense = true;               // run the unfused baseline too
+  bool peers = false;              // run bench/peers/peers.py (torch) on the same shape afterwards
+  std::string python = "python3";  // interpreter for peers
+  std::string peers_script;        // "": the script of the source tree this was built from
+  std::string json;                // "": no JSON; "-": JSON on stdout instead of text; else a file
   std::uint64_t seed = 1;
 };
 
 // 0, or 1 after a line on stderr (JSON file not writable, peers failed). Throws std::invalid_argument for a request
-// that makes no sense (one line: argument, value, what would be right) and logitless::Error from the library.
+// that makes no sense (one line: argument, value, what would be right), logitless::Error from the library and
+// std::runtime_error from CUDA.
 int run_bench(const BenchRequest& request);
 
 }  // namespace logitless::bench

@@ -114,9 +114,10 @@ nlohmann::ordered_json report_json(const Session& s) {
               {"memory_bytes", machine.memory}}},
             {"context", s.context_facts},
             {"cpu_target", s.cpu_target},
-            {"threads", s.team.size()}};
+            {"threads", s.team.size()},
+            {"device", s.context_facts.at("device")}};
   Json& ceilings = json["ceilings"] = Json::array();
-  for (int i = 0; i < ceiling_count; ++i) {
+  for (int i = 0; i < ceiling_count && !s.on_device(); ++i) {
     const auto ceiling = static_cast<Ceiling>(i);
     const CeilingInfo& info = info_of(ceiling);
     Json entry{{"name", info.key}, {"text", info.text}, {"unit", info.unit}};
@@ -159,11 +160,15 @@ nlohmann::ordered_json report_json(const Session& s) {
 
 std::string report_text(const Session& s) {
   const MachineInfo machine = describe_machine();
-  std::string out =
-      format("logitless %s  %s  %s\ntarget %s, %d threads; %s\n", version(), utc_now().c_str(), machine.cpu.c_str(),
-             s.cpu_target.c_str(), s.team.size(), s.context_facts.value("cpu_target_reason", "").c_str());
-  out += format("\n%-44s %9s %9s\n", "ceilings, all threads", "median", "best");
-  for (int i = 0; i < ceiling_count; ++i) {
+  std::string out = format("logitless %s  %s  %s\n", version(), utc_now().c_str(), machine.cpu.c_str());
+  if (s.on_device()) {
+    out += "device " + std::to_string(s.request.device) + ": " + s.context_facts.at("device").get<std::string>() + '\n';
+  } else {
+    out += format("target %s, %d threads; %s\n", s.cpu_target.c_str(), s.team.size(),
+                  s.context_facts.value("cpu_target_reason", "").c_str());
+    out += format("\n%-44s %9s %9s\n", "ceilings, all threads", "median", "best");
+  }
+  for (int i = 0; i < ceiling_count && !s.on_device(); ++i) {
     const auto ceiling = static_cast<Ceiling>(i);
     const CeilingInfo& info = info_of(ceiling);
     const std::vector<double>& samples = s.ceilings.samples(ceiling);
@@ -201,8 +206,10 @@ std::string report_text(const Session& s) {
     }
     if (linear) {
       const Row& first = table.rows.front();
-      out += std::string("   rate: 6 (loss only: 2) x kept rows x H x V; ceiling: share of '") +
-             (first.ceiling ? info_of(*first.ceiling).text : "") + "'; ratio: time, of that row's\n";
+      out += "   rate: 6 (loss only: 2) x kept rows x H x V; ceiling: " +
+             (first.ceiling ? "share of '" + std::string(info_of(*first.ceiling).text) + "'"
+                            : std::string("time of the products over this one's")) +
+             "; ratio: time, of that row's\n";
     } else {
       out += "   rate: the least traffic; ceiling: the time of the probe that moves as much over this one's\n";
     }

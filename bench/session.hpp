@@ -19,7 +19,7 @@
 
 namespace logitless::bench {
 
-// One line of the report. `who` is ours, dense (the unfused baseline) or probe.
+// One line of the report. `who` is ours, dense (the unfused baseline) or probe (cuBLAS too).
 struct Row {
   std::string name, who;
   std::vector<double> seconds;
@@ -60,6 +60,7 @@ struct Session {
   std::vector<ErrorTable> errors;
 
   explicit Session(const BenchRequest& asked);
+  bool on_device() const { return request.backend == Backend::cuda; }
   DataRequest data_request(DType dtype) const;
   // The request's dtypes, or the suite's default.
   std::vector<DType> dtypes(const std::vector<DType>& by_default) const;
@@ -81,6 +82,8 @@ void run_linear(Session& session, DType dtype);
 void run_logits(Session& session, DType dtype);
 void run_options(Session& session, DType dtype);
 void run_error(Session& session, DType dtype);
+void run_linear_on_device(Session& session, DType dtype);
+void run_logits_on_device(Session& session, DType dtype);
 
 nlohmann::ordered_json report_json(const Session& session);
 std::string report_text(const Session& session);

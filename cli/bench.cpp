@@ -51,6 +51,9 @@ void add_bench(CLI::App& root, Action& action) {
   app.add_flag("--peers", r->peers, "torch's operations on the same shape, in the same run");
   add_text(app, "--python", "PROGRAM", "interpreter for --peers (python3)", r->python);
   add_text(app, "--peers-script", "FILE", "the script of --peers (bench/peers of the source tree)", r->peers_script);
+  add_choice(app, "--backend", "(cpu); cuda has the suites linear and logits", r->backend,
+             Choices<Backend>{{"cpu", Backend::cpu}, {"cuda", Backend::cuda}});
+  add_integer(app, "--device", "of --backend cuda (0)", r->device, 0, 1023);
   add_integer(app, "--threads", "(LOGITLESS_NUM_THREADS, or all CPUs of this process)", r->threads, 1, 1024);
   add_text(app, "--cpu-target", "NAME", "force an instruction set", r->cpu_target);
   add_integer(app, "--seed", "of the data (1)", r->seed, 0);

@@ -59,29 +59,33 @@ void Memory::clear() {
   expect(cudaDeviceSynchronize(), "device memory cannot be cleared");  // streams of our own do not wait for it
 }
 
-Stream::Stream(int device) : device_(device) {
+Stream::Stream(int device)
+    : device_(device),
+      stream_(nullptr, FreeStream{device}),
+      start_(nullptr, FreeEvent{device}),
+      stop_(nullptr, FreeEvent{device}) {
   select(device);
   cudaStream_t stream = nullptr;
-  cudaEvent_t start = nullptr, stop = nullptr;
   expect(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream");
-  stream_ = stream;
-  expect(cudaEventCreate(&start), "no event");
-  start_ = start;
-  expect(cudaEventCreate(&stop), "no event");
-  stop_ = stop;
+  stream_.reset(stream);
+  for (auto* const event : {&start_, &stop_}) {
+    cudaEvent_t made = nullptr;
+    expect(cudaEventCreate(&made), "no event");
+    event->reset(made);
+  }
 }
 
-Stream::~Stream() {
-  if (cudaSetDevice(device_) != cudaSuccess) return;
-  if (start_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(start_));
-  if (stop_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(stop_));
-  if (stream_ != nullptr) cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
+void FreeStream::operator()(void* stream) const noexcept {
+  if (cudaSetDevice(device) == cudaSuccess) cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+}
+void FreeEvent::operator()(void* event) const noexcept {
+  if (cudaSetDevice(device) == cudaSuccess) cudaEventDestroy(static_cast<cudaEvent_t>(event));
 }
 
 double Stream::seconds(const std::function<void()>& enqueue) {
   select(device_);
-  auto* const stream = static_cast<cudaStream_t>(stream_);
-  auto *const start = static_cast<cudaEvent_t>(start_), *const stop = static_cast<cudaEvent_t>(stop_);
+  auto* const stream = static_cast<cudaStream_t>(stream_.get());
+  auto *const start = static_cast<cudaEvent_t>(start_.get()), *const stop = static_cast<cudaEvent_t>(stop_.get());
   expect(cudaEventRecord(start, stream), "an event");
   enqueue();
   expect(cudaEventRecord(stop, stream), "an event");
@@ -92,7 +96,7 @@ double Stream::seconds(const std::function<void()>& enqueue) {
 }
 
 void Stream::copy(void* to, const void* from, std::size_t bytes) {
-  expect(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream_)),
+  expect(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream_.get())),
          "a copy on the device");
 }
 
@@ -108,7 +112,8 @@ void Memory::upload(const void*) { absent(); }
 void Memory::download(void*) const { absent(); }
 void Memory::clear() { absent(); }
 Stream::Stream(int device) : device_(device) { absent(); }
-Stream::~Stream() = default;
+void FreeStream::operator()(void*) const noexcept {}
+void FreeEvent::operator()(void*) const noexcept {}
 double Stream::seconds(const std::function<void()>&) { absent(); }
 void Stream::copy(void*, const void*, std::size_t) { absent(); }
 

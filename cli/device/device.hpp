@@ -16,6 +16,14 @@ struct FreeMemory {
   int device = 0;
   void operator()(void* memory) const noexcept;
 };
+struct FreeStream {
+  int device = 0;
+  void operator()(void* stream) const noexcept;
+};
+struct FreeEvent {
+  int device = 0;
+  void operator()(void* event) const noexcept;
+};
 
 // One allocation on a device, aligned to 256 bytes.
 class Memory {
@@ -37,11 +45,8 @@ class Memory {
 class Stream {
  public:
   explicit Stream(int device);
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
 
-  void* get() const noexcept { return stream_; }
+  void* get() const noexcept { return stream_.get(); }
   // The device's seconds for what `enqueue` leaves on the stream; waits for it.
   double seconds(const std::function<void()>& enqueue);
   // Enqueues a copy from device memory to device memory.
@@ -49,7 +54,8 @@ class Stream {
 
  private:
   int device_;
-  void *stream_ = nullptr, *start_ = nullptr, *stop_ = nullptr;
+  std::unique_ptr<void, FreeStream> stream_;
+  std::unique_ptr<void, FreeEvent> start_, stop_;
 };
 
 // Views of a device's memory in the place of host views, with their shapes, strides and bytes.

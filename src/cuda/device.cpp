@@ -78,7 +78,19 @@ DevicePointer open_device(int index, std::string* why) {
     *why = cudaGetErrorString(error);
     return nullptr;
   }
-  cudaMemset(device->status, 0, sizeof(Status));
+  // On a stream of its own, and waited for: callers' streams need not wait for the default one.
+  cudaStream_t stream = nullptr;
+  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error == cudaSuccess) {
+    error = cudaMemsetAsync(device->status, 0, sizeof(Status), stream);
+    cudaError_t const waited = cudaStreamSynchronize(stream);
+    if (error == cudaSuccess) error = waited;
+    cudaStreamDestroy(stream);
+  }
+  if (error != cudaSuccess) {
+    *why = cudaGetErrorString(error);
+    return nullptr;
+  }
   return device;
 }
 

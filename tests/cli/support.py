@@ -15,6 +15,7 @@ import unittest
 BIN = os.environ.get("LOGITLESS_BIN") or os.environ.get("LOGITLESS_CLI") or "logitless"
 ROOT = os.environ.get("LOGITLESS_SOURCE_DIR") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 BACKEND = os.environ.get("LOGITLESS_TEST_BACKEND", "cpu")
+COMPUTES = os.environ.get("LOGITLESS_TEST_COMPUTES", BACKEND)  # the backend whose arithmetic a stand-in has
 
 if shutil.which(BIN) is None:
     sys.exit("no executable %s: set LOGITLESS_BIN to the built command line" % BIN)
